@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
-from t2x.errors import UserError
 from t2x.layers.marks import Marks
 from t2x.parallel import Processes
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.inference import Inference, saved_params
 from t2x.train.params import Params
 
@@ -226,7 +226,7 @@ def load_run(
 
 def load_model_folder(folder: Path, processes: Processes | None = None) -> Loaded:
   """Loads a Hugging Face model folder; see `t2x.load` for the arguments."""
-  from t2x.convert import ModelFolder
+  from t2x.interop.convert import ModelFolder
 
   imported = ModelFolder(folder)
   inference = Inference(imported.config.build(), imported.tokenizer, processes)

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.big_bird import BigBird
-from t2x.layers.patterns import (
+from t2x.layers.patterns.algebra import (
   Causal,
   Full,
   Global,
@@ -13,8 +12,9 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
-from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
-from t2x.layers.tiles import FULL, PARTIAL, SKIP
+from t2x.layers.patterns.big_bird import BigBird
+from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
+from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
 
 small = st.integers(1, 9)
 leaves = st.one_of(

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 BATCH, PROMPT, HEADS = 16, 32, (8, 4, 2, 1)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import t2x
-from t2x.prune import score_heads
-from t2x.train.heads import remaining, removal_order, scaled
+from t2x.prune.heads import remaining, removal_order, scaled
+from t2x.prune.pruning import score_heads
 
 
 def main():

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
 from t2x.data import Batches
-from t2x.errors import UserError
 from t2x.layers import Admin, Call, Result, initialized
 
 

@@ -26,7 +26,7 @@ from lives import ROOT, TrainingProcess, wait_for_random_moment
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
-from t2x.errors import EXIT_INTERRUPTED
+from t2x.base.errors import EXIT_INTERRUPTED
 
 EXPERIMENTS = ['causal_lm', 'mixture', 'masked_lm', 'translation', 'image_classification']
 TARGETS = ['start-up', 'data', 'restoring', 'steps', 'evaluation', 'saving', 'any']
@@ -81,8 +81,8 @@ def final_state(folder: Path) -> dict[str, bytes]:
   import numpy as np
   import orbax.checkpoint as ocp
 
-  from t2x.arrays import named_leaves
-  from t2x.train.checkpoints import Checkpoints
+  from t2x.layers.arrays import named_leaves
+  from t2x.train.checkpoints.store import Checkpoints
 
   step = Checkpoints(folder / 'checkpoints').intact_step('last')
   reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())

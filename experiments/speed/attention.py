@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rows import exponent, print_row, write
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 LONGEST_DENSE = 4096
 
@@ -22,7 +22,7 @@ LONGEST_DENSE = 4096
 def contenders() -> dict:
   """Returns kernel, pattern and the longest row by name."""
   from t2x.layers import Causal, Global, Window
-  from t2x.layers.kernels import XLA, Blockwise, Dense
+  from t2x.layers.attention.kernels import XLA, Blockwise, Dense
 
   return {
     'Dense, causal': (Dense(), Causal(), LONGEST_DENSE),
@@ -39,7 +39,7 @@ def measure(kernel, pattern, length: int, repeat: int) -> dict[str, float]:
   import jax.numpy as jnp
 
   from t2x.layers import Tokens
-  from t2x.layers.kernels import AttentionInputs, DotProduct
+  from t2x.layers.attention.kernels import AttentionInputs, DotProduct
 
   q, k, v = (
     jax.random.normal(key, (1, length, 4, 64)) for key in jax.random.split(jax.random.key(0), 3)

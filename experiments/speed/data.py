@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import functools
 import os
 import time
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def prompts(batch: int):
 
 def t2x_generation(folder: str, batch: int, beams: int) -> Callable:
   """Returns a function that generates and returns token ids [batch, 128]."""
-  from t2x.allocator import set_allocator
+  from t2x.process.allocator import set_allocator
 
   set_allocator()
   import numpy as np

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-# Of outputs and gradients in bfloat16, relative to the largest value; as in tests/layers/kernels.
+# Of outputs and gradients in bfloat16, relative to the largest value; as in tests/layers/attention/kernels.
 TOLERANCE = 2e-2
 
 

@@ -60,7 +60,7 @@ def training(name: str, size: Size, steps: int, packed: bool = False, sustained:
 
   from t2x.train import TrainProgram, train
   from t2x.train.flops import flops_per_token
-  from t2x.train.summary import attention_kernels
+  from t2x.train.logs.summary import attention_kernels
 
   while True:
     try:
@@ -147,7 +147,7 @@ def torch_training(name: str, size: Size, steps: int) -> None:
   import torch
   from torch_models import GPT
 
-  from t2x.train.speed import PEAK_FLOPS
+  from t2x.train.logs.speed import PEAK_FLOPS
 
   device = 'cuda' if torch.cuda.is_available() else 'cpu'
   peak = PEAK_FLOPS.get(torch.cuda.get_device_name()) if device == 'cuda' else None
@@ -211,7 +211,7 @@ def run_section(name: str, smoke: bool) -> None:
   if name.startswith('torch'):
     stand_in_for_packages()
   else:
-    from t2x.gpu_flags import environment_flags, set_gpu_flags
+    from t2x.process.gpu_flags import environment_flags, set_gpu_flags
 
     set_gpu_flags()
     stand_in_for_packages()

@@ -66,7 +66,7 @@ class Decoded(Sequence):
 
 def t2x_batches(case: str) -> Callable[[int], object]:
   """Returns a function that prepares the batch of a step, in a process like a data worker of t2x."""
-  from t2x.allocator import set_worker_allocator
+  from t2x.process.allocator import set_worker_allocator
 
   set_worker_allocator()
   from t2x.data import (

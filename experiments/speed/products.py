@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 ROWS, LAYERS = 8 * 256, 6
 # Name: (times per step, inputs, outputs) of a projection of ROWS vectors.

@@ -4,7 +4,7 @@ python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments
 python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
 
 Prints one JSON object: tokens (or examples) per second, milliseconds per step, model FLOPs per second and their
-share of the peak of the devices (MFU; see t2x/train/speed.py for the convention and the peaks), seconds to trace and
+share of the peak of the devices (MFU; see t2x/train/logs/speed.py for the convention and the peaks), seconds to trace and
 lower the train step and to compile it, size of the compiled program, and peak memory of a device. The loss
 should decrease, because every step uses the same batch.
 """
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-from t2x.allocator import set_allocator
+from t2x.process.allocator import set_allocator
 
 
 def random_batch(program, seed: int = 0):
@@ -74,7 +74,7 @@ def measure(program, steps: int, peak: float | None) -> dict:
   """Trains on one batch and returns the measurements to print."""
   import jax
 
-  from t2x.train.speed import peak_flops, step_flops
+  from t2x.train.logs.speed import peak_flops, step_flops
 
   task, trainer = program.experiment.task, program.experiment.trainer
   batch, (state, frozen) = random_batch(program), program.init(trainer.seed)
@@ -125,7 +125,7 @@ def main() -> int:
     parser.error(f'unknown arguments: {" ".join(unknown)}')
   set_allocator()
   from t2x.api import read_config
-  from t2x.errors import UserError
+  from t2x.base.errors import UserError
   from t2x.train import TrainProgram
 
   try:

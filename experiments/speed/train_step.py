@@ -24,7 +24,7 @@ CONTENDERS = ('t2x', 'eager', 'compile')
 
 def t2x_steps(name: str, precision: str, bindings: Sequence[str] = ()):
   """Returns the number of parameters and a function that takes steps and returns the last loss."""
-  from t2x.allocator import set_allocator
+  from t2x.process.allocator import set_allocator
 
   set_allocator()
   import jax

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 # Maximum size in bytes. The largest config.json files of models (thousands of class names) have about one
 # megabyte, the largest vocabularies about forty.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 log = logging.getLogger('t2x')
 

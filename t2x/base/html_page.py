@@ -35,6 +35,6 @@ def html_page(
     'script': '\n'.join(file.read_text('utf-8') for file in scripts),
     'data': text,
   }
-  frame = (resources.files('t2x') / 'page.html').read_text('utf-8')
+  frame = (resources.files('t2x.base') / 'page.html').read_text('utf-8')
   page = frame.replace('{{body}}', body.read_text('utf-8').rstrip())
   return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], page)

@@ -1,6 +1,6 @@
 """Hyperparameters that vary between the trials of a sweep, as float32 scalar inputs of a step.
 
-A field annotated `float | Hyperparameter` (`TunableRate` and others in `t2x.ranges`) is a number, or a
+A field annotated `float | Hyperparameter` (`TunableRate` and others in `t2x.base.ranges`) is a number, or a
 reference to an input of the step if trials share a compiled program. Read both with `scalar`. Zero is always
 a number, because the program skips computation for it; `rate == 0.0` is False for a reference.
 """
@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 if TYPE_CHECKING:
   import jax
@@ -31,7 +31,7 @@ class Hyperparameter:
   def _refuse(self, *_: Any) -> NoReturn:
     raise UserError(
       f'{self.name} varies between trials, but its reference is used as a number: read it with '
-      't2x.hyperparameters.scalar inside the step, or annotate the parameter as float'
+      't2x.base.hyperparameters.scalar inside the step, or annotate the parameter as float'
     )
 
   if not TYPE_CHECKING:  # Type checkers report these uses themselves.

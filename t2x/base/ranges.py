@@ -8,7 +8,7 @@ import math
 import re
 from typing import Annotated, Any
 
-from t2x.hyperparameters import Tunable
+from t2x.base.hyperparameters import Tunable
 
 _FORM = re.compile(r'(?:(\S+) (<=?) )?(x)(?: (<=?) (\S+))?|1 <= (len\(x\))')
 
@@ -76,7 +76,7 @@ NonNegative = Annotated[float, Range('0 <= x')]
 ScoreScale = Annotated[float, Range('1e-6 <= x <= 1e6')]
 Finite = Annotated[float, Range('x')]
 # Numbers that may vary between trials that share a compiled program: read them with
-# `t2x.hyperparameters.scalar`.
+# `t2x.base.hyperparameters.scalar`.
 LearningRate = Annotated[Tunable, Range('0 < x <= 1000')]
 TunableNonNegative = Annotated[Tunable, Range('0 <= x')]
 TunableRate = Annotated[Tunable, Range('0 <= x < 1')]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from t2x.errors import EXIT_INTERRUPTED
+from t2x.base.errors import EXIT_INTERRUPTED
 
 # Message of a process that a signal ended outside of the training steps.
 INTERRUPTED = 'interrupted outside the training steps; run the same command to resume'
@@ -94,7 +94,7 @@ def exit_on_signals(end_others: Callable[[str], None]) -> Iterator[None]:
   Args:
     end_others: called first with the message, to end the other processes of a run.
   """
-  from t2x.terminal import print_final_line
+  from t2x.base.terminal import print_final_line
 
   def end(number: int, frame: Any) -> None:
     end_others(INTERRUPTED)

@@ -20,7 +20,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console
 from rich.file_proxy import FileProxy
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 _ESCAPES = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]')
 _ERASE_LINE, _LINE_UP, _SHOW_CURSOR = '\r\x1b[2K', '\x1b[1A', '\x1b[?25h'

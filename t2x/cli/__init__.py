@@ -12,7 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-from t2x.allocator import set_allocator
+from t2x.base.errors import EXIT_INTERRUPTED, UserError, error_line, printable
+from t2x.base.signals import exit_on_signals
 from t2x.cli import (
   check,
   completion,
@@ -34,10 +35,9 @@ from t2x.cli import (
 )
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
-from t2x.compile_cache import set_compile_cache
-from t2x.errors import EXIT_INTERRUPTED, UserError, error_line, printable
-from t2x.gpu_flags import set_gpu_flags
-from t2x.signals import exit_on_signals
+from t2x.process.allocator import set_allocator
+from t2x.process.compile_cache import set_compile_cache
+from t2x.process.gpu_flags import set_gpu_flags
 
 COMMANDS: dict[str, Any] = {
   'train': train,
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
   args.overrides, args.command_line = overrides, argv
-  from t2x.terminal import LogHandler, wrap_streams
+  from t2x.base.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_devices, add_files, count
-from t2x.errors import UserError
 
 HELP = 'check the config and the shapes of an experiment or sweep, without data and weights'
 TAKES_BINDINGS = True

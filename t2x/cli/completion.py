@@ -4,7 +4,7 @@ import argparse
 import importlib.resources
 import shlex
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 HELP = 'print a script for bash or zsh that completes commands, options, files and --gin. names'
 TAKES_BINDINGS = False

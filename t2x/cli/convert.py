@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Converts a folder."""
-  from t2x import convert
+  from t2x.interop import convert
 
   if args.way == 'import':
     convert.import_folder(args.model, Path(args.out), args.overrides)

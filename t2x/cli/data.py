@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+from t2x.base.errors import UserError, printable
+from t2x.base.files import check_new_folder, check_output_file, output_file
+from t2x.base.ranges import Range
 from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
-from t2x.errors import UserError, printable
-from t2x.files import check_new_folder, check_output_file, output_file
-from t2x.ranges import Range
 
 HELP = 'fetch sample data sets, train tokenizers, inspect and verify data, and find duplicates'
 TAKES_BINDINGS = True
@@ -131,8 +131,8 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 
 def _print_trace(task: Any, tokenizer: Any, num_steps: int) -> None:
-  from t2x.data.text_sample import sample
-  from t2x.text_table import text_table
+  from t2x.base.text_table import text_table
+  from t2x.data.samples.text_sample import sample
 
   chunks = sample(task.tokenizer_texts(), task.tokenizer.sample_megabytes)
   merges = itertools.islice(tokenizer.trace(chunks), num_steps)

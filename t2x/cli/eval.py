@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
-from t2x.errors import UserError
 
 HELP = 'evaluate a run on a split, once or each new checkpoint'
 TAKES_BINDINGS = True
@@ -79,7 +79,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _print(values: Mapping[str, Any], samples: Sequence[Mapping[str, str]], as_json: bool) -> None:
-  from t2x.train.writers import json_value
+  from t2x.train.logs.writers import json_value
 
   if as_json:
     print(json.dumps({name: json_value(value) for name, value in values.items()}), flush=True)

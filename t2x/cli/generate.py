@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2x.base.errors import UserError, printable
+from t2x.base.files import check_output_file, output_file
 from t2x.cli.options import (
   add_checkpoint,
   add_json,
@@ -22,8 +24,6 @@ from t2x.cli.options import (
   seed,
 )
 from t2x.cli.prompts import Prompt, prompts_from_texts, read_prompts
-from t2x.errors import UserError, printable
-from t2x.files import check_output_file, output_file
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
       f'--min-new-tokens {args.min_new_tokens} is more than --max-new-tokens {at_most}'
     )
   if args.output:
-    from t2x.run_folder import files_of_run
+    from t2x.run_folder.ownership import files_of_run
 
     check_output_file('--output', Path(args.output), files_of_run(Path(args.run)))
   from t2x.api import load

@@ -6,10 +6,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+from t2x.base.errors import UserError
+from t2x.base.files import check_output_file
 from t2x.cli.launch_targets import TARGETS, add_repeatable
 from t2x.cli.options import GIN, add_files, assignments
-from t2x.errors import UserError
-from t2x.files import check_output_file
 
 HELP = 'write the file that starts a run with Slurm, Kubernetes, TPUs, SkyPilot or several local processes'
 TAKES_BINDINGS = True

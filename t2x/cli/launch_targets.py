@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from t2x.base.errors import UserError
 from t2x.cli.options import count, natural, refuse
-from t2x.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.launch import Target

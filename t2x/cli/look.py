@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_checkpoint, count
-from t2x.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
@@ -43,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes the page and prints its path."""
   from t2x.api import load
-  from t2x.files import check_output_file, output_file, unused_path
+  from t2x.base.files import check_output_file, output_file, unused_path
   from t2x.look.page import page
-  from t2x.run_folder import files_of_run
+  from t2x.run_folder.ownership import files_of_run
 
   run_folder = Path(args.run)
   out = Path(args.out) if args.out else unused_path(run_folder / 'look.html')

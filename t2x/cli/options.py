@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t2x.errors import UserError
-from t2x.ranges import Count, Finite, Fraction, Natural, Positive, ScoreScale, Seed
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Finite, Fraction, Natural, Positive, ScoreScale, Seed
 
 if TYPE_CHECKING:
   from t2x.parallel import Processes
@@ -20,7 +20,7 @@ Compiled programs are cached in ~/.cache/t2x/compiled; T2X_COMPILE_CACHE=off dis
 
 
 def in_range(hint: Any) -> Callable[[str], Any]:
-  """Returns an argparse type for numbers of a type in `t2x.ranges`."""
+  """Returns an argparse type for numbers of a type in `t2x.base.ranges`."""
   kind, (limits,) = hint.__origin__, hint.__metadata__
 
   def parse(text: str) -> Any:

@@ -35,9 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Prints the parts by interface, or one part with its parameters."""
   from t2x.api import registry
+  from t2x.base.errors import UserError
   from t2x.cli.options import refuse
   from t2x.config import catalogue, did_you_mean
-  from t2x.errors import UserError
 
   parts = registry(args.modules)
   interfaces = catalogue.interfaces(parts)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     for part in matches if not listed else ():
       print('\n'.join(_described(part, interfaces, width)))
   elif args.markdown is not None:
-    from t2x.files import check_folder
+    from t2x.base.files import check_folder
 
     folder = Path(args.markdown)
     check_folder('--markdown', folder)

@@ -5,8 +5,8 @@ import json
 import os
 import sys
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_devices, add_files, add_json, positive
-from t2x.errors import UserError
 
 HELP = 'state the memory, collectives, time and cost of a run on any devices, without running it'
 TAKES_BINDINGS = True

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 # (place for error messages, text)
 Prompt = tuple[str, str]

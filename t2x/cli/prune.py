@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes the smaller run."""
   folder = run_folder(args.run)
-  from t2x.prune import prune_run
+  from t2x.prune.pruning import prune_run
 
   prune_run(
     folder,

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_json, positive
-from t2x.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.sweeps.report import Results

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from t2x.base.errors import UserError
+from t2x.base.text_table import text_table
 from t2x.cli.options import add_json, refuse
-from t2x.errors import UserError
 from t2x.runs.folders import SORT_KEYS, find_runs, sort_runs, table_rows
-from t2x.text_table import text_table
 
 HELP = 'list run folders with their state, or compare runs on one page'
 TAKES_BINDINGS = False
@@ -65,7 +65,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
   refuse(args, 'has no effect on `compare`', 'sort', 'reverse', 'json')
-  from t2x.files import unused_path
+  from t2x.base.files import unused_path
   from t2x.runs.compare import write_comparison
 
   folders = [Path(path) for path in args.paths[1:]]

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2x.base.errors import UserError
 from t2x.cli.options import assignments, count, natural, refuse_bindings
-from t2x.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.sweeps.stages import StageName
@@ -93,7 +93,7 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Plans and runs the sweep, or runs the trials of one group or of one worker."""
-  from t2x.files import check_folder
+  from t2x.base.files import check_folder
   from t2x.sweeps.run import Local, run_group, run_sweep, run_worker
 
   check_folder('--out', Path(args.out))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.cli.options import count
-from t2x.errors import UserError
 
 HELP = 'check the interface contracts of a part of a block'
 TAKES_BINDINGS = True

@@ -29,9 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Starts a run, or resumes the run in the folder."""
   from t2x.api import read_config
+  from t2x.base.terminal import log_to_file, wrap_streams
   from t2x.config import render
-  from t2x.run_folder import claim_folder
-  from t2x.terminal import log_to_file, wrap_streams
+  from t2x.run_folder.ownership import claim_folder
 
   log = logging.getLogger('t2x')
   config = read_config(args.files, args.overrides)

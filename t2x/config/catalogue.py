@@ -9,11 +9,11 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from t2x.base.ranges import Range
 from t2x.config.protocols import declared, is_protocol, protocol_misfit
 from t2x.config.registry import Registry
 from t2x.config.signature import MISSING, Part
 from t2x.config.type_names import is_array, plain_hint, words
-from t2x.ranges import Range
 
 _SECTIONS = re.compile(r'^(Args|Attributes|Returns|Raises|Yields):\n', re.MULTILINE)
 _ENTRY = re.compile(r'^  (\w+): ', re.MULTILINE)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.config.bindings import Bindings
 from t2x.config.check import binds_parts, check_unused, check_values, used_before
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
@@ -13,7 +14,6 @@ from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
-from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

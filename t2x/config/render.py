@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from t2x.base.ranges import Role
 from t2x.config.load import Config
 from t2x.config.parse import SEARCH_COMMENT, Statement, macros_in
 from t2x.config.resolve import Call, build, calls, key_of
 from t2x.config.signature import Part
 from t2x.config.type_check import has_role, is_tunable
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
-from t2x.ranges import Role
 
 _WIDTH = 100
 

@@ -12,13 +12,13 @@ import functools
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Hyperparameter
 from t2x.config.bindings import Bindings, Scope, split_scope
 from t2x.config.parse import Statement
 from t2x.config.signature import BUILDER_ARGUMENTS, MISSING, Parameter, Part
 from t2x.config.type_check import convert
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
-from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter
 
 
 @dataclasses.dataclass(eq=False)

@@ -19,8 +19,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from t2x.errors import UserError
-from t2x.files import file_lock, write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import file_lock, write_atomically
 
 # Further trusted folders, joined by os.pathsep, which child processes inherit. The value EVERYTHING means
 # `--trust`.

@@ -1,7 +1,7 @@
 """Checks values against annotations, without building anything.
 
 Numbers, strings and containers are checked exactly (an int is a valid float, a bool is not a valid int) and
-against the ranges of `t2x.ranges`. `Callable[..., X]` is a factory of X and accepts `@Part`; a class accepts
+against the ranges of `t2x.base.ranges`. `Callable[..., X]` is a factory of X and accepts `@Part`; a class accepts
 `@Part()`. Protocols are compared by their methods and properties. A value is accepted if its annotation does
 not determine its type.
 """
@@ -12,12 +12,12 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from t2x.base.hyperparameters import Hyperparameter
+from t2x.base.ranges import Range, Role
 from t2x.config.protocols import class_of, is_protocol, protocol_misfit
 from t2x.config.signature import Part
 from t2x.config.type_names import UNIONS, plain_hint, with_article, words
 from t2x.config.values import Reference, to_gin
-from t2x.hyperparameters import Hyperparameter
-from t2x.ranges import Range, Role
 
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)

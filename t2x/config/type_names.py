@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from t2x.hyperparameters import Hyperparameter
+from t2x.base.hyperparameters import Hyperparameter
 
 UNIONS = (typing.Union, types.UnionType)
 _NONE = type(None)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

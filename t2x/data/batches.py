@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import shuffled
-from t2x.errors import UserError
 
 Batch = dict[str, np.ndarray]
 Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data.packing import DocumentPlan, PackPairs, PairPlan, check_positive, empty_row, put
 from t2x.data.plans import Column, Row
-from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

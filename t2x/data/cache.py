@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from t2x.base.errors import UserError
+from t2x.base.terminal import console
 from t2x.data.encoded_split import EncodedSplit, split_into_ranges
 from t2x.data.encoding_workers import encode_split, num_workers
 from t2x.data.packing import add_positions
 from t2x.data.plans import Item, Plan, segments_of
 from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, prepare
 from t2x.data.tokenizers import Tokenizer
-from t2x.errors import UserError
-from t2x.terminal import console
 
 log = logging.getLogger('t2x')
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

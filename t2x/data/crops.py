@@ -8,8 +8,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from t2x.errors import UserError
-from t2x.ranges import Positive, Range
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Range
 
 Share = Annotated[float, Range('0 < x <= 1')]
 

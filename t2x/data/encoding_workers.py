@@ -20,9 +20,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
+from t2x.base.errors import UserError, error_line
+from t2x.base.files import file_lock
 from t2x.data.encoded_split import EncodedSplit
-from t2x.errors import UserError, error_line
-from t2x.files import file_lock
 
 log = logging.getLogger('t2x')
 

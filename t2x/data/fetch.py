@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from t2x.base.errors import UserError
+from t2x.base.files import check_new_folder
 from t2x.data.prepared_folders import cache_folder, prepare
-from t2x.errors import UserError
-from t2x.files import check_new_folder
 
 log = logging.getLogger('t2x')
 

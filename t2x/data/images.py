@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 # Resizing may leave the range of the pixels by so much.
 _ROUNDING = 1e-3

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from t2x.base.errors import UserError
 from t2x.data.plans import Column, Plan, Row, text_of
 from t2x.data.tokenizers import Encoding, Located, Tokenizer
-from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

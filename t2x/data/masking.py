@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data.tokenizers import Tokenizer
-from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
 from t2x.data.batches import Order, Transform, rows_fingerprint
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
-from t2x.errors import UserError
-from t2x.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
 
 # (first step, name -> weight) of each stage of a mixture; the first stage starts at step 0.
 Stages = Sequence[tuple[int, Mapping[str, float]]]

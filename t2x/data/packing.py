@@ -16,9 +16,9 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
+from t2x.base.errors import UserError
 from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
 from t2x.data.tokenizers import SpecialIds, Tokenizer
-from t2x.errors import UserError
 
 # Number of characters to tokenise at once.
 BATCH = 1 << 20

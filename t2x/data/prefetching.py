@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
-from t2x.allocator import set_worker_allocator
+from t2x.base.errors import UserError
 from t2x.data.batches import Batch
-from t2x.errors import UserError
+from t2x.process.allocator import set_worker_allocator
 
 
 @runtime_checkable

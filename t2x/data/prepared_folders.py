@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.files import file_lock
+from t2x.base.errors import UserError
+from t2x.base.files import file_lock
 
 log = logging.getLogger('t2x')
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from t2x.base.ranges import Natural, Range
 from t2x.data.images import Augmentation, check_pixels
-from t2x.ranges import Natural, Range
 
 if TYPE_CHECKING:
   from PIL.Image import Image

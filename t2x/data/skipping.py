@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
+from t2x.base.ranges import Natural
 from t2x.data.batches import Batch
 from t2x.data.prefetching import ByStep
-from t2x.ranges import Natural
 
 
 @dataclasses.dataclass

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.files import output_file
+from t2x.base.html_page import html_page
+from t2x.base.text_table import text_table
 from t2x.data.cache import Rows
 from t2x.data.inspect import COLUMNS
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
-from t2x.files import output_file
-from t2x.html_page import html_page
-from t2x.text_table import text_table
 
 # Number of characters to tokenise at once.
 BATCH = 1 << 20

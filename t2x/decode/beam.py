@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.decode.penalties import GNMT, LengthPenalty
 from t2x.decode.stopping import Stopping, WhenCertain
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.decode.top_k import top_k
-from t2x.errors import UserError
-from t2x.ranges import Size
 
 
 @jax.tree_util.register_dataclass

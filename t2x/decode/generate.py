@@ -18,13 +18,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
+from t2x.base.errors import UserError
 from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
-from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.layers.dtypes import working_dtype
 from t2x.layers.marks import Marks
-from t2x.layers.patterns import mark_names
+from t2x.layers.patterns.algebra import mark_names
 from t2x.models import DecodingModel
 
 

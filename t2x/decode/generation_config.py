@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.external_files import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 from t2x.decode.beam import Beam
 from t2x.decode.penalties import AverageLength
 from t2x.decode.processors import (
@@ -18,8 +20,6 @@ from t2x.decode.processors import (
 from t2x.decode.sampling import Greedy, Sampling
 from t2x.decode.stopping import AtCurrentLength, Stopping, WhenCertain, WhenFull
 from t2x.decode.strategy import Strategy
-from t2x.errors import UserError
-from t2x.external_files import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 
 STOPPING: Mapping[Any, Stopping] = {
   False: AtCurrentLength(),

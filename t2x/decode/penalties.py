@@ -11,7 +11,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.ranges import Finite
+from t2x.base.ranges import Finite
 
 
 class LengthPenalty(abc.ABC):

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.errors import UserError
-from t2x.ranges import Count, Natural, NonEmpty, ScoreScale, Size
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Natural, NonEmpty, ScoreScale, Size
 
 Scores = Float[Array, 'batch copies vocab']
 

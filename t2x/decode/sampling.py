@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Range, ScoreScale, Size
 from t2x.decode.strategy import Generated, Strategy
 from t2x.decode.top_k import top_k
-from t2x.errors import UserError
-from t2x.ranges import Range, ScoreScale, Size
 
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.errors import UserError
 from t2x.decode.processors import History, Processor
-from t2x.errors import UserError
 
 
 @jax.tree_util.register_dataclass

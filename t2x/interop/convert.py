@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.api import read_config, read_experiment
-from t2x.errors import UserError
-from t2x.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
-from t2x.files import check_new_folder
+from t2x.base.errors import UserError
+from t2x.base.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
+from t2x.base.files import check_new_folder
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -174,13 +174,13 @@ def export_run(
   """
   import numpy as np
 
-  from t2x.arrays import named_leaves
   from t2x.data import load_tokenizer
   from t2x.data.prepared_folders import write_folder
   from t2x.interop import export
+  from t2x.layers.arrays import named_leaves
   from t2x.tasks import CausalLM
-  from t2x.train.checkpoints import Checkpoints
-  from t2x.train.saved_params import SavedParams
+  from t2x.train.checkpoints.saved_params import SavedParams
+  from t2x.train.checkpoints.store import Checkpoints
 
   check_new_folder('--to', to)
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
@@ -261,7 +261,7 @@ def convert_run(run: Path, to: Path) -> None:
   import shutil
 
   from t2x.data.prepared_folders import write_folder
-  from t2x.train.checkpoints import FORMAT, Checkpoints
+  from t2x.train.checkpoints.store import FORMAT, Checkpoints
 
   check_new_folder('--to', to)
   if to.resolve().is_relative_to(run.resolve()):
@@ -290,11 +290,11 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
   import orbax.checkpoint as ocp
   from etils import epath
 
-  from t2x.arrays import named_leaves
-  from t2x.files import find_damage, write_checksums
-  from t2x.train.checkpoints import FORMAT
-  from t2x.train.orbax_files import target_of
-  from t2x.train.retention import METRICS
+  from t2x.base.files import find_damage, write_checksums
+  from t2x.layers.arrays import named_leaves
+  from t2x.train.checkpoints.orbax_files import target_of
+  from t2x.train.checkpoints.retention import METRICS
+  from t2x.train.checkpoints.store import FORMAT
 
   old, new = checkpoints.folder / str(step), to / str(step)
   if (damage := find_damage(old)) is not None:

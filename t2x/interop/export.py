@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family
 from t2x.interop.rules import Table
@@ -28,6 +27,7 @@ from t2x.layers import (
   Splash,
   TokenEmbedding,
 )
+from t2x.layers.arrays import named_leaves
 
 # Attributes and attention kernels of t2x that do not change the outputs of a model at inference.
 IGNORED_ATTRIBUTES = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from flax import nnx
 
-from t2x.errors import UserError
-from t2x.external_files import (
+from t2x.base.errors import UserError
+from t2x.base.external_files import (
   Choice,
   Field,
   Fields,

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from t2x.api import load
+from t2x.base.errors import UserError
 from t2x.decode import Greedy, Sampling, Strategy
-from t2x.errors import UserError
 from t2x.tasks import CausalLM
 from t2x.tasks.likelihoods import Pair, cut, encode_pair, log_likelihoods, stop_ids
 from t2x.tasks.text import answers, continued

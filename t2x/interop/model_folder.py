@@ -12,13 +12,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from t2x.arrays import Lazy, named_leaves
-from t2x.errors import UserError, error_line
-from t2x.external_files import printed, read_json
+from t2x.base.errors import UserError, error_line
+from t2x.base.external_files import printed, read_json
 from t2x.interop.families import family_of
 from t2x.interop.family import Size
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
+from t2x.layers.arrays import Lazy, named_leaves
 
 
 class HFModel:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t2x.external_files import REQUIRED, Choice, Field, Fields, Float, Int, Object
+from t2x.base.external_files import REQUIRED, Choice, Field, Fields, Float, Int, Object
 from t2x.interop.family import check_unread_fields, positive
 
 # Scaling type -> gin text that is added to the template.

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from t2x.errors import UserError
-from t2x.external_files import printed
+from t2x.base.errors import UserError
+from t2x.base.external_files import printed
 from t2x.interop.layouts import LINEAR, SAME, Layout, Shape
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from t2x.errors import UserError
-from t2x.external_files import (
+from t2x.base.errors import UserError
+from t2x.base.external_files import (
   LARGE,
   REQUIRED,
   Choice,

@@ -13,9 +13,9 @@ import orbax.checkpoint as ocp
 import tensorstore
 from orbax.checkpoint import type_handlers
 
-from t2x.arrays import Lazy
-from t2x.files import write_checksums
-from t2x.train.checkpoints import FORMAT, quiet_orbax
+from t2x.base.files import write_checksums
+from t2x.layers.arrays import Lazy
+from t2x.train.checkpoints.store import FORMAT, quiet_orbax
 
 # Bytes per read and write, and size of a checkpoint chunk.
 PIECE = 1 << 26

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from t2x.errors import UserError, is_printable
+from t2x.base.errors import UserError, is_printable
 
 # Names of environment variables that hold secrets.
 _SECRET = re.compile(r'(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$', re.IGNORECASE)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_word
 from t2x.launch.template import fill, yaml_text
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_variable, check_word
 from t2x.launch.template import fill, yaml_text
 

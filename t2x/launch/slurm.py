@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.launch.job import Job, check_word, device_exports, quoted_binding, refuse_secrets
 from t2x.launch.template import fill
 

@@ -3,7 +3,48 @@
 A config can name everything in `__all__`. The package does not depend on tasks, data, meshes or configs.
 """
 
-from t2x.layers.activations import (
+from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache
+from t2x.layers.attention.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
+from t2x.layers.attention.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PallasMHA,
+  PositionTerms,
+  Ring,
+  Splash,
+)
+from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.multi_head import MultiHeadAttention
+from t2x.layers.attention.scores import (
+  AdditiveScores,
+  BilinearScores,
+  CosineScores,
+  DotProductScores,
+  TalkingHeads,
+)
+from t2x.layers.attention.value_residual import LearnedValueResidual, ValueResidual
+from t2x.layers.base import (
+  Initializer,
+  Linear,
+  RowLayout,
+  Tokens,
+  dropout,
+  param,
+)
+from t2x.layers.embeddings.token_embeddings import (
+  Embedder,
+  FactorisedEmbedding,
+  PatchEmbedding,
+  TextEmbedding,
+  TokenEmbedding,
+)
+from t2x.layers.feed_forward.activations import (
   elu,
   gelu,
   gelu_exact,
@@ -18,59 +59,8 @@ from t2x.layers.activations import (
   swish,
   tanh,
 )
-from t2x.layers.attention import MultiHeadAttention
-from t2x.layers.attention_free import (
-  AttentionFree,
-  ConvBias,
-  LocalBias,
-  NoBias,
-  PositionBias,
-)
-from t2x.layers.attention_free_full import FactorizedBias, FullBias
-from t2x.layers.base import (
-  Initializer,
-  Linear,
-  RowLayout,
-  Tokens,
-  dropout,
-  param,
-)
-from t2x.layers.big_bird import BigBird
-from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
-from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
-from t2x.layers.cope import CoPE
-from t2x.layers.deep import (
-  Admin,
-  DeepNorm,
-  deep_norm_init,
-  sub_ln_init,
-  t_fixup_decoder,
-  t_fixup_encoder,
-)
-from t2x.layers.disentangled import Disentangled
-from t2x.layers.embeddings import (
-  Embedder,
-  FactorisedEmbedding,
-  PatchEmbedding,
-  TextEmbedding,
-  TokenEmbedding,
-)
-from t2x.layers.experts import SwitchFeedForward
-from t2x.layers.feature_maps import (
-  CallFeatures,
-  EluPlusOne,
-  FavorPlus,
-  FeatureMap,
-  ReluFeatures,
-)
-from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
-from t2x.layers.flow_attention import FlowAttention, FlowState
-from t2x.layers.gated_delta import GatedDeltaNet
-from t2x.layers.global_local import GlobalLocalAttention
-from t2x.layers.global_token_bias import GlobalTokenBias
-from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
-from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
-from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
+from t2x.layers.feed_forward.experts import SwitchFeedForward
+from t2x.layers.feed_forward.mlp import MLP, FeedForward, GatedMLP
 from t2x.layers.initializers import (
   depth_scaled,
   fixup,
@@ -102,30 +92,43 @@ from t2x.layers.interfaces import (
   Sublayer,
   Wiring,
 )
-from t2x.layers.kernels import (
-  XLA,
-  AttentionInputs,
-  Auto,
-  Blockwise,
-  Dense,
-  DotProduct,
-  Kernel,
-  Logits,
-  PallasMHA,
-  PositionTerms,
-  Ring,
-  Splash,
-)
 from t2x.layers.keys import initialized, named_key, stacked
-from t2x.layers.linear_attention import LinearAttention, LinearState
-from t2x.layers.linformer import Linformer
-from t2x.layers.lsh_attention import LSHAttention
-from t2x.layers.masks import attention_mask
-from t2x.layers.memory_compressed import CompressedMemory, MemoryCompressedAttention
+from t2x.layers.mixers.attention_free import (
+  AttentionFree,
+  ConvBias,
+  LocalBias,
+  NoBias,
+  PositionBias,
+)
+from t2x.layers.mixers.attention_free_full import FactorizedBias, FullBias
+from t2x.layers.mixers.convolutions import DynamicConvolution, LightweightConvolution
+from t2x.layers.mixers.feature_maps import (
+  CallFeatures,
+  EluPlusOne,
+  FavorPlus,
+  FeatureMap,
+  ReluFeatures,
+)
+from t2x.layers.mixers.flow_attention import FlowAttention, FlowState
+from t2x.layers.mixers.gated_delta import GatedDeltaNet
+from t2x.layers.mixers.global_local import GlobalLocalAttention
+from t2x.layers.mixers.linear_attention import LinearAttention, LinearState
+from t2x.layers.mixers.linformer import Linformer
+from t2x.layers.mixers.lsh_attention import LSHAttention
+from t2x.layers.mixers.memory_compressed import CompressedMemory, MemoryCompressedAttention
+from t2x.layers.mixers.nystrom import NystromAttention
+from t2x.layers.mixers.routing_attention import RoutingAttention
+from t2x.layers.mixers.sinkhorn_attention import SinkhornAttention
+from t2x.layers.mixers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
+from t2x.layers.mixers.synthetic_scores import (
+  DenseScores,
+  FactorizedDenseScores,
+  FactorizedRandomScores,
+  RandomScores,
+)
+from t2x.layers.mixers.token_shift import TokenShift
 from t2x.layers.norms import LayerNorm, RMSNorm
-from t2x.layers.nystrom import NystromAttention
-from t2x.layers.patch_merging import PatchMerging
-from t2x.layers.patterns import (
+from t2x.layers.patterns.algebra import (
   And,
   Causal,
   Full,
@@ -137,8 +140,9 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
-from t2x.layers.position_encoding import PositionEncoding, Projections
-from t2x.layers.positions import (
+from t2x.layers.patterns.big_bird import BigBird
+from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
+from t2x.layers.positions.common import (
   AddressPositions,
   ALiBi,
   LearnedPositions,
@@ -147,30 +151,26 @@ from t2x.layers.positions import (
   Sinusoidal,
   T5Bias,
 )
-from t2x.layers.relative_sinusoids import RelativeSinusoids, XLPositions
-from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.routing_attention import RoutingAttention
-from t2x.layers.scores import (
-  AdditiveScores,
-  BilinearScores,
-  CosineScores,
-  DotProductScores,
-  TalkingHeads,
+from t2x.layers.positions.cope import CoPE
+from t2x.layers.positions.disentangled import Disentangled
+from t2x.layers.positions.encoding import PositionEncoding, Projections
+from t2x.layers.positions.global_token_bias import GlobalTokenBias
+from t2x.layers.positions.grids import LearnedGrid, SinusoidalGrid, resize_grid
+from t2x.layers.positions.relative_sinusoids import RelativeSinusoids, XLPositions
+from t2x.layers.positions.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.positions.shaw import ShawPositions
+from t2x.layers.positions.tupe import TUPE
+from t2x.layers.vision.patch_merging import PatchMerging
+from t2x.layers.wiring.deep import (
+  Admin,
+  DeepNorm,
+  deep_norm_init,
+  sub_ln_init,
+  t_fixup_decoder,
+  t_fixup_encoder,
 )
-from t2x.layers.shaw import ShawPositions
-from t2x.layers.sinkhorn_attention import SinkhornAttention
-from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
-from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
-from t2x.layers.synthetic_scores import (
-  DenseScores,
-  FactorizedDenseScores,
-  FactorizedRandomScores,
-  RandomScores,
-)
-from t2x.layers.token_shift import TokenShift
-from t2x.layers.tupe import TUPE
-from t2x.layers.value_residual import LearnedValueResidual, ValueResidual
-from t2x.layers.wiring import (
+from t2x.layers.wiring.hyper_connections import DynamicHyperConnections, HyperConnections
+from t2x.layers.wiring.residual import (
   BranchNorm,
   FixupWiring,
   LayerScale,

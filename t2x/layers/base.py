@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
-from t2x.hyperparameters import Tunable, scalar
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context

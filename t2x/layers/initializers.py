@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from t2x.errors import UserError
-from t2x.ranges import Positive, Size
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.attention.kernels.base import DotProduct, Logits
 from t2x.layers.base import Tokens, write
-from t2x.layers.kernels.base import DotProduct, Logits
-from t2x.layers.patterns import Full, Pattern
-from t2x.layers.position_encoding import PositionEncoding
+from t2x.layers.patterns.algebra import Full, Pattern
+from t2x.layers.positions.encoding import PositionEncoding
 
 
 @jax.tree_util.register_dataclass

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool
 
-from t2x.arrays import named_leaves, named_variables
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.arrays import named_leaves, named_variables
 from t2x.layers.initializers import build_context, std_of
 
 Part = TypeVar('Part')

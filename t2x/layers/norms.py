@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import Epsilon
 from t2x.layers.base import Initializer, param
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import build_context, building, ones, zeros
 from t2x.layers.interfaces import Norm
-from t2x.ranges import Epsilon
 
 
 def _vector(init: Initializer, size: int, rngs: nnx.Rngs) -> nnx.Param:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.errors import UserError
 from t2x.tasks.inspection import Inspection
 
 

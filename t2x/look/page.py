@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from t2x.errors import printable
-from t2x.html_page import html_page
+from t2x.base.errors import printable
+from t2x.base.html_page import html_page
 from t2x.look.attention import Attention
 from t2x.look.look import Look
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from t2x.layers import Pattern, Tokens
-from t2x.layers.pattern_image import example_marks
+from t2x.layers.patterns.image import example_marks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from t2x.errors import UserError, printable
+from t2x.base.errors import UserError, printable
 from t2x.look.attention import Attention, Grid
 from t2x.look.look import Look
 from t2x.look.page import maps

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import TunableRate
 from t2x.layers import (
   MLP,
   NO_AUX,
@@ -36,9 +37,8 @@ from t2x.layers import (
   named_key,
 )
 from t2x.layers.initializers import building
-from t2x.layers.wiring import apply_rates, depth_factor
+from t2x.layers.wiring.residual import apply_rates, depth_factor
 from t2x.models.interfaces import Layer
-from t2x.ranges import TunableRate
 
 
 class _Block(nnx.Module):

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import Size, TunableRate
 from t2x.layers import (
   Call,
   Causal,
@@ -27,12 +28,11 @@ from t2x.layers import (
   normal,
 )
 from t2x.layers.constraints import constrain
-from t2x.layers.patterns import mark_names
+from t2x.layers.patterns.algebra import mark_names
 from t2x.layers.steps import current_step
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import Body, LayerStack, Output
 from t2x.models.stack import Stack
-from t2x.ranges import Size, TunableRate
 
 Part = TypeVar('Part')
 

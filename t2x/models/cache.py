@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Int
 
 from t2x.layers import Cache, Slots, Tokens
-from t2x.layers.cache import MAX_COPIES, SharedSlots
+from t2x.layers.attention.cache import MAX_COPIES, SharedSlots
 
 
 @jax.tree_util.register_dataclass

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Initializer, Linear, TextEmbedding, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import ClassHead, Head, OutputHead
 from t2x.models.spec import OutputKind
-from t2x.ranges import Size, TunableRate
 
 
 class Pooler(nnx.Module):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers import (
   Initializer,
   Pattern,
@@ -19,7 +20,6 @@ from t2x.layers import (
 )
 from t2x.layers.base import param
 from t2x.layers.dtypes import broadcast
-from t2x.ranges import Size
 
 
 class GlobalTokens(nnx.Module):

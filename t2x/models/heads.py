@@ -11,7 +11,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.hyperparameters import Tunable
+from t2x.base.hyperparameters import Tunable
+from t2x.base.ranges import Positive, Size
 from t2x.layers import (
   Initializer,
   LayerNorm,
@@ -23,17 +24,16 @@ from t2x.layers import (
   param,
   zeros,
 )
+from t2x.layers.attention.kernels.base import apply_soft_cap
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.dtypes import with_rank
-from t2x.layers.embeddings import float32_logits, round_up
+from t2x.layers.embeddings.token_embeddings import float32_logits, round_up
 from t2x.layers.initializers import build_context
-from t2x.layers.kernels.base import apply_soft_cap
 from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import Sums, classification_sums
 from t2x.models.spec import OutputKind
-from t2x.ranges import Positive, Size
 
 
 class LogitHead(nnx.Module):

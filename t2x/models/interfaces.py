@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Float, Int
 
-from t2x.hyperparameters import Tunable
+from t2x.base.hyperparameters import Tunable
 from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, TextEmbedding, Tokens
 from t2x.models.cache import BodyCache
 from t2x.models.loss_blocks import Chunk

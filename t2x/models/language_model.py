@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
-from t2x.hyperparameters import Tunable
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable
+from t2x.base.ranges import Size
 from t2x.layers import TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
@@ -20,7 +21,6 @@ from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, DecodingModel, Head, Output, OutputHead, TextModel
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
-from t2x.ranges import Size
 
 
 def select(

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
+from t2x.base.ranges import Size
 from t2x.layers.dtypes import Dtypes
 from t2x.models.losses import Sums
-from t2x.ranges import Size
 
 # Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`tokens_per_block`).
 Chunk = Size | Literal['auto'] | None

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.hyperparameters import Tunable, scalar
+from t2x.base.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
 
 # Name -> (weighted sum, total weight). A metric is their quotient.

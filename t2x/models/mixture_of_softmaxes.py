@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers import Initializer, Linear, lecun_normal
 from t2x.layers.constraints import constrain
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import Head
-from t2x.ranges import Size
 
 
 class MixtureOfSoftmaxes(LogitHead):

@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Kernel
-from t2x.layers.kernels import ATTENTION_OUTPUT
+from t2x.layers.attention.kernels import ATTENTION_OUTPUT
 
 
 def save_attention(primitive: Any, *avals: Any, **params: Any) -> bool:

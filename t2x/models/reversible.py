@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import NO_AUX, Aux, BranchWiring, Cache, Call, InputMemory, Result
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
@@ -21,7 +22,6 @@ from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
 from t2x.models.stack import Layers, Stack, randomness, restrict_call
-from t2x.ranges import NonEmpty, Size, TunableRate
 
 Merge = Callable[[Array, Array], Array]
 

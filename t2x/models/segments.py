@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Size
 from t2x.layers import (
   Blocks,
   Cache,
@@ -27,7 +28,6 @@ from t2x.layers.keys import fold_in
 from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import LayerStack
 from t2x.models.stack import Stack
-from t2x.ranges import Natural, Size
 
 
 class Segments(nnx.Module):

@@ -16,8 +16,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.hyperparameters import scalar
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import scalar
+from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
@@ -25,7 +26,6 @@ from t2x.layers.keys import fold_in
 from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
-from t2x.ranges import NonEmpty, Size, TunableRate
 
 
 @jax.tree_util.register_dataclass

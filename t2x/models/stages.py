@@ -9,11 +9,11 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty
 from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Source, named_key
 from t2x.layers.initializers import build_context, building
 from t2x.models.interfaces import LayerStack
-from t2x.ranges import NonEmpty
 
 
 class Stages(nnx.Module):

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Embedder, LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, Model, Output
 from t2x.models.spec import ModelSpec
-from t2x.ranges import Size, TunableRate
 
 
 class VisionTransformer(nnx.Module):

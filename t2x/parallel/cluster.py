@@ -6,7 +6,7 @@ import os
 
 from jax._src import clusters
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

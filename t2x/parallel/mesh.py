@@ -14,8 +14,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType
 
-from t2x.errors import UserError
-from t2x.ranges import Count, Range
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Range
 
 MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 

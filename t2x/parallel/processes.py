@@ -19,11 +19,11 @@ import jax
 from jax._src import distributed
 from jax.sharding import Sharding
 
-from t2x.errors import UserError, first_line
+from t2x.base.errors import UserError, first_line
+from t2x.base.terminal import print_final_line
 from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
-from t2x.terminal import print_final_line
 
 log = logging.getLogger('t2x')
 

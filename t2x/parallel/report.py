@@ -9,9 +9,9 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from t2x.arrays import named_leaves
+from t2x.base.text_table import text_table
+from t2x.layers.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
-from t2x.text_table import text_table
 
 Row = tuple[str, str, str, str, str]
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t2x.arrays import name_of
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.arrays import name_of
 from t2x.parallel.mesh import BATCH_AXES, Mesh, as_tuple
 
 Rules = Mapping[str, Any]

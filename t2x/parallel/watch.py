@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.errors import JaxRuntimeError
 
-from t2x.terminal import print_final_line
+from t2x.base.terminal import print_final_line
 
 # Seconds between two checks for lost processes.
 INTERVAL = 1.0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.plan.collectives import Collective
 
 

@@ -5,15 +5,15 @@ Bandwidths of links count one direction: half of the bidirectional numbers of th
 
 import dataclasses
 
-from t2x.errors import UserError
-from t2x.train.speed import PEAK_FLOPS
+from t2x.base.errors import UserError
+from t2x.train.logs.speed import PEAK_FLOPS
 
 # A share of the peak rates is reached: 0.78 to 0.81 of the peak for one large product on an H200
 # (770 to 800 of 989 TFLOP/s), less for small ones. Other efficiencies are assumptions.
 PRODUCT_EFFICIENCY = 0.8
 MEMORY_EFFICIENCY = 0.85
 LINK_EFFICIENCY = 0.8
-# Of the memory of a device: t2x's setting for GPUs (`t2x.gpu_flags`).
+# Of the memory of a device: t2x's setting for GPUs (`t2x.process.gpu_flags`).
 USABLE_MEMORY = 0.92
 
 

@@ -111,7 +111,7 @@ class Program:
     """Number of executions of each computation in one run of the program, by name.
 
     Loops of unknown length run over tables of indices [size, 2], each entry of which one of the loops visits
-    (`t2x.layers.kernels.schedule`): they count `size` times, other loops of unknown length once.
+    (`t2x.layers.attention.kernels.schedule`): they count `size` times, other loops of unknown length once.
     """
     times: collections.Counter[str] = collections.Counter()
     stack = [(self.entry, 1)]

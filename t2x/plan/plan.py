@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled
 from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
-from t2x.train.speed import step_flops, step_tokens
+from t2x.train.logs.speed import step_flops, step_tokens
 
 
 @dataclasses.dataclass(frozen=True)

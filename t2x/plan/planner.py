@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flax import nnx
 
 from t2x.api import read_experiment
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.models import Stack
 from t2x.parallel.mesh import BATCH_AXES, MESH_AXES
 from t2x.plan.collectives import Collective
@@ -17,7 +17,7 @@ from t2x.plan.footprint import Footprint, footprint
 from t2x.plan.hardware import Device
 from t2x.train import TrainProgram
 from t2x.train.check import check_vocabulary
-from t2x.train.speed import step_flops, step_tokens
+from t2x.train.logs.speed import step_flops, step_tokens
 
 # Values of Stack.remat, from the fewest recomputed arrays to the most.
 POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention', 'full')

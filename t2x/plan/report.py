@@ -1,5 +1,6 @@
 """The text of a plan."""
 
+from t2x.base.text_table import text_table
 from t2x.parallel.report import format_bytes
 from t2x.plan.cost import collective_seconds
 from t2x.plan.hardware import (
@@ -11,10 +12,9 @@ from t2x.plan.hardware import (
 )
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
-from t2x.text_table import text_table
 from t2x.train.flops import CONVENTION
-from t2x.train.speed import step_tokens
-from t2x.train.summary import attention_kernels
+from t2x.train.logs.speed import step_tokens
+from t2x.train.logs.summary import attention_kernels
 
 
 def report(plan: Plan) -> str:

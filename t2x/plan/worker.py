@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2x.api import read_experiment
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.plan.collectives import collectives
 from t2x.plan.compiled import Compiled
 from t2x.plan.hlo import Program

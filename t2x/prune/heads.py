@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t2x.arrays import name_of
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.arrays import name_of
 from t2x.models import Stack
 from t2x.tasks.base import TaskOutput
 from t2x.train.params import Blueprint, ParamInfo, Params

@@ -13,13 +13,13 @@ import numpy as np
 
 from t2x import config as config_lib
 from t2x.api import read_config, read_run_config
+from t2x.base.errors import UserError
+from t2x.base.files import check_new_folder
 from t2x.config.resolve import Call
 from t2x.data.prepared_folders import write_folder
 from t2x.data.sources.subset import Spread
-from t2x.errors import UserError
-from t2x.files import check_new_folder
 from t2x.loaded import Loaded, load_run
-from t2x.train.heads import (
+from t2x.prune.heads import (
   AttentionHeads,
   Cut,
   cut,
@@ -87,7 +87,7 @@ class HeadScores:
 def score_heads(
   loaded: Loaded, *, split: str | None = None, num_rows: int | None = 1024
 ) -> HeadScores:
-  """Computes the importance of the heads of a run by gradient; see `t2x.train.heads.importance`.
+  """Computes the importance of the heads of a run by gradient; see `t2x.prune.heads.importance`.
 
   Args:
     loaded: the run.
@@ -324,7 +324,7 @@ def _compare(
 
 def _write(run: Path, out: Path, config: str, params: Params, about: Mapping[str, Any]) -> None:
   """Writes the new run folder atomically."""
-  from t2x.train.checkpoints import Checkpoints
+  from t2x.train.checkpoints.store import Checkpoints
 
   def write(folder: Path) -> None:
     checkpoints = Checkpoints(folder / 'checkpoints')

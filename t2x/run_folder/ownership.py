@@ -10,9 +10,9 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.api import read_config
+from t2x.base.errors import UserError
+from t2x.base.files import check_folder, file_lock
 from t2x.config.parse import SEARCH_COMMENT
-from t2x.errors import UserError
-from t2x.files import check_folder, file_lock
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from t2x.errors import Interrupted, error_line, printable
-from t2x.files import write_atomically
+from t2x.base.errors import Interrupted, error_line, printable
+from t2x.base.files import write_atomically
 
 log = logging.getLogger('t2x')
 

@@ -14,10 +14,10 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.errors import UserError, printable
-from t2x.files import is_locked
-from t2x.run_status import SILENT, STATUS, Status, running_kernel
-from t2x.signals import INTERRUPTED
+from t2x.base.errors import UserError, printable
+from t2x.base.files import is_locked
+from t2x.base.signals import INTERRUPTED
+from t2x.run_folder.status import SILENT, STATUS, Status, running_kernel
 from t2x.sweeps.json_files import Damaged, dataclass_from_json, is_number, read_json
 
 State = Literal['running', 'done', 'preempted', 'failed', 'unknown']

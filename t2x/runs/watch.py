@@ -15,10 +15,10 @@ from typing import Any
 
 from t2x import config as config_lib
 from t2x.api import load, read_config
-from t2x.errors import Interrupted, UserError
-from t2x.files import CHECKSUMS, file_lock, find_damage, write_atomically
+from t2x.base.errors import Interrupted, UserError
+from t2x.base.files import CHECKSUMS, file_lock, find_damage, write_atomically
+from t2x.base.signals import handle_signals
 from t2x.runs.folders import read_run
-from t2x.signals import handle_signals
 
 log = logging.getLogger('t2x')
 
@@ -128,7 +128,7 @@ class Watcher:
     num_examples: int | None = None,
     batch_size: int | None = None,
   ):
-    from t2x.train.checkpoints import Checkpoints
+    from t2x.train.checkpoints.store import Checkpoints
 
     self.folder, self.report = folder, report
     self.overrides, self.split = overrides, split
@@ -195,7 +195,7 @@ class Watcher:
 
   def _append(self, name: str, step: int, split: str, records: Sequence[Mapping]) -> None:
     """Writes lines; removes those of this and later steps, to which the run went back."""
-    from t2x.train.writers import JsonLines
+    from t2x.train.logs.writers import JsonLines
 
     path = self.folder / FOLDER / f'{name}.jsonl'
     with contextlib.closing(JsonLines(path, after=step - 1)) as lines:
@@ -203,8 +203,8 @@ class Watcher:
         lines.write(step, split, record)
 
   def _open_writers(self) -> list[Any]:
-    from t2x.train.trackers import Guarded
-    from t2x.train.writers import TensorBoard
+    from t2x.train.logs.trackers import Guarded
+    from t2x.train.logs.writers import TensorBoard
 
     if not self._writers:
       folder, trainer = self.folder / FOLDER, self._loaded.experiment.trainer

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2x import config as config_lib
-from t2x.errors import is_printable
+from t2x.base.errors import is_printable
 
 
 def shown(binding: str) -> str:

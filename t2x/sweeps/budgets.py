@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 # Largest number of values that the search tries.
 _MAX_EVALUATIONS = 40

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import equal_variants
 from t2x.sweeps.runners import distinct

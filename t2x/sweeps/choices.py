@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
 from t2x.sweeps.json_files import Damaged, dataclass_from_json, is_number, read_json
 from t2x.sweeps.records import Outcome, Plan, Trial, judge
 from t2x.sweeps.tune import Tune

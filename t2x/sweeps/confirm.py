@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report import read_results
 from t2x.sweeps.sweep import FEWEST, Sweep

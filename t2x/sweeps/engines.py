@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError, first_line
+from t2x.base.errors import UserError, first_line
 from t2x.sweeps.leases import Leases, deaths, num_attempts
 from t2x.sweeps.records import Trial, usable_outcome
 from t2x.sweeps.runners import InProcess, Runner, default_together, groups_of

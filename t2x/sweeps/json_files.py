@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from t2x.errors import UserError, first_line, printable
+from t2x.base.errors import UserError, first_line, printable
 
 T = TypeVar('T')
 # Annotation of text with newlines; all other text is a single line.

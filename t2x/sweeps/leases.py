@@ -37,12 +37,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
-from t2x.run_status import running_kernel
-from t2x.signals import exit_on_signals
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
+from t2x.base.signals import exit_on_signals
+from t2x.base.terminal import print_final_line
+from t2x.run_folder.status import running_kernel
 from t2x.sweeps.json_files import Damaged, dataclass_from_json
-from t2x.terminal import print_final_line
 
 log = logging.getLogger('t2x')
 

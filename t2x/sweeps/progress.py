@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.terminal import console
 from t2x.sweeps.records import Outcome, Plan, usable_outcome
 from t2x.sweeps.runners import Runner, distinct
-from t2x.terminal import console
 
 
 def run_plan(runner: Runner, plan: Plan, folder: Path) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
 from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, is_number, read_json
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.published import Published

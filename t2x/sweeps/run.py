@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import jax
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
 from t2x.sweeps.choices import Tuning, write_tuning
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged

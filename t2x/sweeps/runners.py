@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t2x.errors import EXIT_INTERRUPTED, Interrupted, UserError
-from t2x.signals import handle_signals, stop_flag
+from t2x.base.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from t2x.base.signals import handle_signals, stop_flag
 from t2x.sweeps.leases import Busy, Leases, deaths, record_death
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import Programs, run_trial

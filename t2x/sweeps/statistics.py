@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 try:
   from scipy import stats

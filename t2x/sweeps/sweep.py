@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from t2x import config as config_lib
-from t2x.errors import UserError, is_printable
-from t2x.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
+from t2x.base.errors import UserError, is_printable
+from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.published import Published, published_results
 from t2x.sweeps.tune import Tune

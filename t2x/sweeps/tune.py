@@ -5,8 +5,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated
 
-from t2x.errors import UserError
-from t2x.ranges import Count, Finite, NonEmpty, Positive, Range, Text
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Range, Text
 
 # Far above the seeds of the comparison, so that more of them can be added.
 FIRST_SEED = 1_000_000

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2x.errors import Interrupted, UserError, error_line
-from t2x.signals import forward_signals, stop_flag
+from t2x.base.errors import Interrupted, UserError, error_line
+from t2x.base.signals import forward_signals, stop_flag
 from t2x.sweeps.leases import Busy, Leases
 from t2x.sweeps.records import Outcome, Trial
 from t2x.sweeps.trial import (

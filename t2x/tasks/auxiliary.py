@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import NonNegative
 from t2x.models import TextModel
 from t2x.models.losses import Sums
-from t2x.ranges import NonNegative
 from t2x.tasks.text import check_causal
 
 

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 from flax import nnx
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data import Batches, Order, Rows, Source, Tokenizer
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
-from t2x.errors import UserError
 from t2x.layers import NO_AUX, Aux
 from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model, OutputKind
 from t2x.models.losses import Sums
-from t2x.ranges import Text
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]

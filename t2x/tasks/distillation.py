@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.hyperparameters import Tunable, scalar
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable, scalar
+from t2x.base.ranges import Range
 from t2x.models import Output
-from t2x.ranges import Range
 from t2x.tasks.base import Task, TaskOutput
 
 

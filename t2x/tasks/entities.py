@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Natural, Size, Text
 from t2x.data.sources.subset import Spread, spread
 from t2x.decode import Strategy
-from t2x.errors import UserError
-from t2x.ranges import Count, Natural, Size, Text
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.prefix_lm import PrefixLM

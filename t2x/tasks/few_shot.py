@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, NonEmpty, Seed, Size, Text
 from t2x.data import Source, Tokenizer
 from t2x.data.sources.base import require_split
 from t2x.data.sources.subset import spread
 from t2x.decode import Greedy, Strategy
-from t2x.errors import UserError
-from t2x.ranges import Natural, NonEmpty, Seed, Size, Text
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator

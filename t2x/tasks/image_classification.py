@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Finite, Natural, Positive, Size, TunableRate
 from t2x.data import (
   Augmentation,
   Chain,
@@ -21,11 +23,9 @@ from t2x.data import (
 from t2x.data.batches import Transform
 from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
-from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Inputs, OutputKind
 from t2x.models.losses import classification_sums
-from t2x.ranges import Finite, Natural, Positive, Size, TunableRate
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.image_mixing import Mixing

@@ -6,8 +6,8 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int
 
+from t2x.base.ranges import Positive
 from t2x.layers import named_key
-from t2x.ranges import Positive
 
 
 class Mixing(abc.ABC):

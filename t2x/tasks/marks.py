@@ -6,11 +6,11 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Text
 from t2x.data import Tokenizer
-from t2x.errors import UserError
 from t2x.layers.marks import MarkFunction, Marks, TokenMark
-from t2x.layers.patterns import mark_names
-from t2x.ranges import NonEmpty, Text
+from t2x.layers.patterns.algebra import mark_names
 
 
 class MarkRule(abc.ABC):

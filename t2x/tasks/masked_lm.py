@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Fraction, Range
 from t2x.data import Chain, MaskTokens
-from t2x.errors import UserError
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
-from t2x.ranges import Fraction, Range
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.fill_mask import check_masks, fill_masks

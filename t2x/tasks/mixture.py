@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Positive, Text
 from t2x.data import Interleaved, MixtureRows, MixtureTransform, MixtureWeights, ProportionalWeights
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import NoSource
-from t2x.errors import UserError
-from t2x.ranges import NonEmpty, Positive, Text
 from t2x.tasks.base import Task
 
 

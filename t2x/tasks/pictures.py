@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Text
 from t2x.data.sources.subset import spread
-from t2x.errors import UserError
-from t2x.ranges import Count, Text
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.data import JoinedPairs
 from t2x.decode import generate
-from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
-from t2x.ranges import Size
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import check_causal, pad_prompts

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Text, TunableRate
 from t2x.data import LabelledTexts
-from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.layers.marks import Marks
 from t2x.models import Output, OutputKind
 from t2x.models.losses import classification_sums
-from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask

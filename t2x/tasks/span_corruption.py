@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Range, Size
 from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans, FitSides
-from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Inputs
-from t2x.ranges import Natural, Range, Size
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, check_causal

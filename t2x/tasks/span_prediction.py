@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Finite, Size
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
-from t2x.errors import UserError
 from t2x.layers.marks import Marks
 from t2x.models import OutputKind, TextModel
 from t2x.models.losses import Sums, cross_entropy
-from t2x.ranges import Finite, Size
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable
+from t2x.base.ranges import Size, TunableNonNegative
 from t2x.data import (
   ConcatenateAndSplit,
   DocumentPlan,
@@ -21,13 +24,10 @@ from t2x.data import (
 )
 from t2x.data.tokenizers.base import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
-from t2x.errors import UserError
-from t2x.hyperparameters import Tunable
 from t2x.layers import Causal, RowLayout, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
-from t2x.ranges import Size, TunableNonNegative
 from t2x.tasks.base import Task
 from t2x.tasks.marks import MarkRule, check_marks, marks_of
 

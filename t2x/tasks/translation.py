@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
 from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPlan, bucket_lengths
 from t2x.decode import Beam, Generated, Strategy, generate
-from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
-from t2x.ranges import Size, TunableRate
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts

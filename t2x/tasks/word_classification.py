@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty
 from t2x.data import LabelledWords
-from t2x.errors import UserError
 from t2x.layers.marks import Marks
 from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
-from t2x.ranges import NonEmpty
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask

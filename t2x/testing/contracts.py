@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Call, Causal, RoPE, Slots, Source, Tokens
-from t2x.layers.cache import SharedSlots
+from t2x.layers.attention.cache import SharedSlots
 from t2x.layers.constraints import constrain, use_layout
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
 from t2x.testing.subject import (

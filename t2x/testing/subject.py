@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   Cache,
   Call,

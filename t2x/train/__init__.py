@@ -4,6 +4,7 @@ from t2x.train.check import check_experiment, draw_patterns, layout_report
 from t2x.train.experiment import Experiment, Teacher, Trainer
 from t2x.train.faults import Diverged, Rollback, Skip, Stop
 from t2x.train.init_from import InitFrom
+from t2x.train.logs.trackers import MLflow, WandB
 from t2x.train.loop import train
 from t2x.train.mup import MuP
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
@@ -25,7 +26,6 @@ from t2x.train.schedules import (
   Schedule,
   WarmupStableDecay,
 )
-from t2x.train.trackers import MLflow, WandB
 
 __all__ = [
   'SGD',

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import Batches
-from t2x.errors import UserError
 from t2x.layers import Pattern
-from t2x.layers.pattern_image import draw
+from t2x.layers.patterns.image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task

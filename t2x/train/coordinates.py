@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.text_table import text_table
 from t2x.tasks.inspection import Inspection, in_order
-from t2x.text_table import text_table
 from t2x.train.program import TrainProgram
 from t2x.train.schedules import Constant
 

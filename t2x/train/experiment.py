@@ -8,13 +8,8 @@ from typing import Annotated, Any, Literal
 import jax
 from flax import nnx
 
-from t2x.data import Tokenizer
-from t2x.errors import UserError
-from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import building
-from t2x.models import Model
-from t2x.parallel import Mesh
-from t2x.ranges import (
+from t2x.base.errors import UserError
+from t2x.base.ranges import (
   Count,
   Natural,
   NonNegative,
@@ -25,14 +20,19 @@ from t2x.ranges import (
   TrainingSteps,
   TrialSeed,
 )
+from t2x.data import Tokenizer
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.initializers import building
+from t2x.models import Model
+from t2x.parallel import Mesh
 from t2x.tasks import Evaluator, Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
+from t2x.train.logs.writers import MetricWriter
 from t2x.train.mup import MuP, Scaled, Scaling
 from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
-from t2x.train.writers import MetricWriter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

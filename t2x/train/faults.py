@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
+from t2x.base.ranges import Count, Positive
 from t2x.data import Batches, Skipping
-from t2x.errors import UserError
-from t2x.files import write_atomically
 from t2x.models.losses import Sums
-from t2x.ranges import Count, Positive
 
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun

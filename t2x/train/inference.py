@@ -12,10 +12,10 @@ from t2x.data.sources.subset import Spread
 from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.saved_params import SavedParams
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import Params
 from t2x.train.program import EvalProgram, EvalStep
-from t2x.train.saved_params import SavedParams
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment

@@ -15,13 +15,13 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Text
 from t2x.data import load_tokenizer
-from t2x.errors import UserError
-from t2x.ranges import Natural, Text
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.saved_params import SavedParams
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import ParamInfo, Params, no_match_error
 from t2x.train.resize import Resize
-from t2x.train.saved_params import SavedParams
 
 Shape = tuple[int, ...]
 

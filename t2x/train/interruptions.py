@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.experimental import multihost_utils
 
+from t2x.base.signals import handle_signals
+from t2x.base.terminal import print_final_line
 from t2x.parallel import Processes
-from t2x.signals import handle_signals
-from t2x.terminal import print_final_line
 
 
 @contextlib.contextmanager

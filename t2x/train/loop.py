@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
+from t2x.base.errors import Interrupted, UserError
+from t2x.base.files import write_atomically
 from t2x.data import Batches, Skipping
-from t2x.errors import Interrupted, UserError
-from t2x.files import write_atomically
 from t2x.parallel import Processes, check_shardings
-from t2x.run_status import recorded
+from t2x.run_folder.status import recorded
 from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import (
@@ -25,11 +25,11 @@ from t2x.train.faults import (
   roll_back,
 )
 from t2x.train.interruptions import Clock, Watchdog, interruptible
+from t2x.train.logs.profiler import Profiler
+from t2x.train.logs.run_logger import RunLogger
 from t2x.train.params import Params
-from t2x.train.profiler import Profiler
 from t2x.train.program import TrainProgram
 from t2x.train.run import TrainingRun
-from t2x.train.run_logger import RunLogger
 from t2x.train.step import TrainState
 
 

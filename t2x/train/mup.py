@@ -8,11 +8,11 @@ from pathlib import Path
 
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.text_table import text_table
 from t2x.layers.initializers import building
 from t2x.layers.keys import Drawn, drawn
 from t2x.models import Model
-from t2x.text_table import text_table
 
 # Axes whose sizes are the width of a model. Axes without a name may be, too.
 _WIDTHS = frozenset(

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from t2x.errors import UserError
-from t2x.hyperparameters import scalar
-from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import scalar
+from t2x.base.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
 from t2x.train.factored import clip_rms, scale_by_factored_rms, scale_by_param_rms
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn

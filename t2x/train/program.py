@@ -11,8 +11,8 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
-from t2x.errors import UserError
-from t2x.hyperparameters import bind_scalars
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import bind_scalars
 from t2x.layers import initialized, named_key
 from t2x.models.losses import Sums
 from t2x.parallel import (

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Size
 from t2x.layers import resize_grid
-from t2x.ranges import Natural, Size
 
 
 @runtime_checkable

@@ -14,12 +14,12 @@ from t2x.data import Batches, Skipping, Tokenizer, load_tokenizer, prefetch
 from t2x.parallel import Processes
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.saved_params import restore_frozen, save_frozen
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.inference import Inference
 from t2x.train.mup import check_same
 from t2x.train.params import Params
 from t2x.train.program import TrainProgram, TrainStep
-from t2x.train.saved_params import restore_frozen, save_frozen
 from t2x.train.step import TrainState
 
 if TYPE_CHECKING:

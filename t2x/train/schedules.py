@@ -8,9 +8,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from t2x.errors import UserError
-from t2x.hyperparameters import scalar
-from t2x.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import scalar
+from t2x.base.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
 
 ScheduleFn = Callable[[Any], Any]
 

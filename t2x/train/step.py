@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import jaxpr_as_fun
 
-from t2x.errors import UserError
-from t2x.hyperparameters import bind_scalars
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
 from t2x.layers.keys import row_keys
 from t2x.layers.steps import use_step
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from t2x.train.teacher import FrozenTeacher
 
 Batch = Mapping[str, jax.Array]
-# Values by name of the hyperparameters that are inputs of a step (see `t2x.hyperparameters`).
+# Values by name of the hyperparameters that are inputs of a step (see `t2x.base.hyperparameters`).
 Scalars = Mapping[str, Any]
 NO_SCALARS: Scalars = types.MappingProxyType({})
 

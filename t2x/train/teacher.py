@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import load_tokenizer
-from t2x.errors import UserError
 from t2x.train.mup import check_same
 from t2x.train.params import TEACHER, Blueprint, Params
 

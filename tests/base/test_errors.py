@@ -2,8 +2,8 @@
 
 import pytest
 
+from t2x.base.errors import is_printable, printable
 from t2x.cli import main
-from t2x.errors import is_printable, printable
 
 
 @pytest.mark.parametrize(

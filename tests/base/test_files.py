@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from t2x.files import try_lock, unused_path, write_atomically
+from t2x.base.files import try_lock, unused_path, write_atomically
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -52,7 +52,7 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path, monkeypatch):
   def flock(*_):
     raise OSError(errno.ENOLCK, 'No locks available')
 
-  monkeypatch.setattr('t2x.files.fcntl.flock', flock)
+  monkeypatch.setattr('t2x.base.files.fcntl.flock', flock)
   with try_lock(path) as first, try_lock(path) as second:
     assert (first, second) == (True, True)
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Hyperparameter, bind_scalars, scalar
+from t2x.base.ranges import TunableRate
 from t2x.config.signature import describe
 from t2x.config.type_check import is_tunable
 from t2x.data import Bytes, TextFiles
-from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, bind_scalars, scalar
 from t2x.layers import (
   MLP,
   Causal,
@@ -25,10 +26,9 @@ from t2x.layers import (
   Tokens,
   dropout,
 )
-from t2x.layers.kernels import AttentionInputs, Auto, Blockwise, Dense, DotProduct
+from t2x.layers.attention.kernels import AttentionInputs, Auto, Blockwise, Dense, DotProduct
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.models.losses import classification_sums
-from t2x.ranges import TunableRate
 from t2x.tasks import CausalLM, TaskOutput
 from t2x.train import AdamW, Cosine, Experiment, Trainer, TrainProgram, schedules
 from t2x.train.step import make_eval_step

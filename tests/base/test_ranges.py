@@ -4,7 +4,7 @@ import pytest
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.ranges import NonEmpty, Range
+from t2x.base.ranges import NonEmpty, Range
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from t2x.signals import forward_signals, handle_signals, stop_flag
+from t2x.base.signals import forward_signals, handle_signals, stop_flag
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from t2x.errors import UserError
-from t2x.terminal import LogHandler, console, log_to_file, print_final_line, wrap_streams
+from t2x.base.errors import UserError
+from t2x.base.terminal import LogHandler, console, log_to_file, print_final_line, wrap_streams
 
 START = """
 import logging, os, signal, sys, time, warnings
 from rich.live import Live
 from rich.progress import track
-from t2x.terminal import LogHandler, console, print_final_line, log_to_file, wrap_streams
+from t2x.base.terminal import LogHandler, console, print_final_line, log_to_file, wrap_streams
 
 def live(text):
   return Live(text, console=console(), transient=True, refresh_per_second=20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2x.text_table import text_table
+from t2x.base.text_table import text_table
 
 
 def test_columns_are_aligned_by_their_letter_without_trailing_spaces():

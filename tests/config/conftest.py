@@ -6,8 +6,8 @@ import types
 
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.config import load
-from t2x.errors import UserError
 
 PARTS = '''
 """Parts shaped like those of t2x: modules, frozen dataclasses, functions."""
@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-from t2x import ranges
+from t2x.base import ranges
 
 __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from t2x.api import read_config
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 GOOD = """
 Experiment.model = @Model

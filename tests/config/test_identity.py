@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Hyperparameter
 from t2x.config import hyperparameters, identity, load
-from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter
 
 MODEL = """
   Experiment:

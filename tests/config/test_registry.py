@@ -7,7 +7,7 @@ from t2x.config.registry import Registry
 
 def test_only_later_objects_are_searched_for_cycles():
   gc.unfreeze()
-  assert Registry.of(['t2x.ranges', 't2x.errors']).find('UserError')
+  assert Registry.of(['t2x.base.ranges', 't2x.base.errors']).find('UserError')
   assert gc.get_freeze_count() > 1000
   assert gc.isenabled()
   later = [[]]

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 from contract_parts import PARTS, REFUSED
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers import MLP, FeedForward, MultiHeadAttention, Result, dropout
-from t2x.ranges import Size
 from t2x.testing.contracts import CONTRACTS, check_part, settings_change_something
 from t2x.testing.subject import ContractViolation, Subject
 

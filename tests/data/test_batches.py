@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_source import Dying
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, Bytes, InOrder, MaskTokens, evaluation_batches, prefetch
 from t2x.data.shuffling import shuffled
-from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 

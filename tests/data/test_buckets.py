@@ -12,6 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import (
   TSV,
   Batches,
@@ -24,7 +25,6 @@ from t2x.data import (
   SampledPieces,
   token_rows,
 )
-from t2x.errors import UserError
 from t2x.layers import MLP, MultiHeadAttention, Sinusoidal, TokenEmbedding
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack, TiedHead
 from t2x.tasks import Mixture, Translation

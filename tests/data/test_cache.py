@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tiny_source import Texts
 
+from t2x.base.errors import UserError
 from t2x.data import (
   BestFitDocuments,
   Bytes,
@@ -28,7 +29,6 @@ from t2x.data import (
 from t2x.data import cache as cache_module
 from t2x.data.plans import Column, Plan
 from t2x.data.prepared_folders import cache_folder, prepare
-from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 PREPARE = """

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, CorruptSpans
-from t2x.errors import UserError
 
 EOS, FIRST = 1, 9999
 

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, CentralCrop, Chain, CropAndResize, PrepareImage, RandomResizedCrop
 from t2x.data.crops import Box, resize
-from t2x.errors import UserError
 
 
 @pytest.fixture(scope='module')

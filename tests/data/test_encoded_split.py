@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_source import Texts
 
+from t2x.base.errors import UserError
 from t2x.data import (
   Bytes,
   ConcatenateAndSplit,
@@ -24,7 +25,6 @@ from t2x.data import (
 )
 from t2x.data import encoded_split as encoded_module
 from t2x.data.encoded_split import read_items, split_into_ranges, write_items
-from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 LABELS = ('a', 'b')

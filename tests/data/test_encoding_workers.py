@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from tiny_source import InWorkers, Texts
 
+from t2x.base.errors import UserError
+from t2x.base.files import try_lock
 from t2x.data import Bytes, ConcatenateAndSplit, encoding_workers, token_rows
 from t2x.data import encoded_split as encoded_module
 from t2x.data.encoded_split import EncodedSplit
 from t2x.data.encoding_workers import encode_split, num_workers
-from t2x.errors import UserError
-from t2x.files import try_lock
 
 BYTES, PLAN = Bytes().train([]), ConcatenateAndSplit(32)
 PREPARE = """

@@ -7,9 +7,9 @@ import hub_folders
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from t2x.base.errors import UserError
 from t2x.data import load_hub_tokenizer, load_tokenizer
 from t2x.data.tokenizers.hub_limits import _parse_message, check_limits, sentencepiece_model
-from t2x.errors import UserError
 
 
 def tokenizer(**parts):

@@ -12,8 +12,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import HubTokenizer, load_hub_tokenizer, load_tokenizer
-from t2x.errors import UserError
 
 FAMILIES = list(hub_folders.MAKERS)
 ROLES = ('pad', 'eos', 'unk', 'bos', 'mask', 'start')

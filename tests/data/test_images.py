@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, PrepareImage, RandAugment, channel_statistics
-from t2x.errors import UserError
 
 IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
 

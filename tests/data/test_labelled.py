@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, LabelledTexts, LabelledWords, token_rows
 from t2x.data.labelled import first_pieces
 from t2x.data.tokenizers import Located
-from t2x.errors import UserError
 
 BYTES = Bytes().train(())
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, Bytes, MaskTokens
-from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_source import Drawing
 
+from t2x.base.errors import UserError
 from t2x.data import (
   Batches,
   FixedWeights,
@@ -19,7 +20,6 @@ from t2x.data import (
   StagedWeights,
   prefetch,
 )
-from t2x.errors import UserError
 
 WEIGHTS = st.lists(st.floats(1e-4, 1e4) | st.just(0.0), min_size=1, max_size=60).filter(any)
 

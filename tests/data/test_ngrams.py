@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import ngrams
 from t2x.data.ngrams import hashed_batches, joined_text, words_of
-from t2x.errors import UserError
 
 texts = st.lists(st.text('aB\u00e9 ,_7\n', max_size=20), max_size=12)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.packing import add_positions
 from t2x.data.tokenizers import SpecialIds
 from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
-from t2x.errors import UserError
 
 EOS = 1
 ids = st.lists(st.integers(5, 99), max_size=12)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, Chain, LabelledTexts, PackPairs, PrepareImage, RandAugment
 from t2x.data.prepared_folders import fingerprint, prepare, write_folder
 from t2x.data.sources import BrownWords, Digits
-from t2x.errors import UserError
 
 
 def prepare_row(row, rng):

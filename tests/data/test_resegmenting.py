@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from tiny_source import Texts
 
+from t2x.base.errors import UserError
 from t2x.data import (
   BPE,
   Batches,
@@ -27,7 +28,6 @@ from t2x.data import (
   token_rows,
 )
 from t2x.data.tokenizers.bpe_dropout import apply_merges
-from t2x.errors import UserError
 
 CONFIGS = {
   'byte-level': BPE(500),

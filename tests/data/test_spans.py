@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, SpanWindows
-from t2x.errors import UserError
 
 BYTES = Bytes().train(())
 

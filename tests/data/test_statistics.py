@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2x.base.errors import UserError
 from t2x.cli import main
 from t2x.data import (
   Bytes,
@@ -20,7 +21,6 @@ from t2x.data import (
   write_statistics,
 )
 from t2x.data.statistics import _edges, _lengths
-from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 

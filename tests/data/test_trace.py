@@ -8,8 +8,8 @@ import pytest
 import sentencepiece
 import tokenizers
 
+from t2x.base.errors import UserError
 from t2x.data import BPE, Characters, SentencePiece, WordPiece
-from t2x.errors import UserError
 
 SPACE = '\u2581'
 

@@ -15,6 +15,7 @@ from history_model import (
   row_of,
 )
 
+from t2x.base.errors import UserError
 from t2x.decode import (
   GNMT,
   AtCurrentLength,
@@ -27,7 +28,6 @@ from t2x.decode import (
   WhenFull,
   generate,
 )
-from t2x.errors import UserError
 
 EOS, PAD = 1, 0
 PENALTIES = [GNMT(0.0), GNMT(), GNMT(2.0), GNMT(-1.0), AverageLength(), AverageLength(1.7)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from history_model import greedy_by_hand, history_model
 
+from t2x.base.errors import UserError
 from t2x.decode import Beam, Greedy, Sampling, generate
-from t2x.errors import UserError
 
 EOS, PAD = 1, 0
 PROMPTS = [[2, 3, 4], [3], [4, 4, 2, 3, 2], [2, 2]]

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
 from t2x.config import gin_of
 from t2x.decode import (
   AtCurrentLength,
@@ -21,7 +22,6 @@ from t2x.decode import (
   WhenFull,
 )
 from t2x.decode.generation_config import strategy_of
-from t2x.errors import UserError
 
 SUMMARY = {
   'num_beams': 4,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from history_model import history_model
 
+from t2x.base.errors import UserError
 from t2x.decode import (
   Beam,
   ForceFirst,
@@ -20,7 +21,6 @@ from t2x.decode import (
   generate,
 )
 from t2x.decode.processors import History
-from t2x.errors import UserError
 
 EOS, PAD, ROOM = 1, 0, 9
 PROMPTS = [[2, 3, 4], [3], [4, 4, 2, 3, 2], [2, 2]]

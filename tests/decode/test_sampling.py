@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from history_model import history_model, log_probs_after
 
+from t2x.base.errors import UserError
 from t2x.decode import Greedy, Processor, Sampling, SuppressTokens, generate
-from t2x.errors import UserError
 
 SETTINGS = [
   Sampling(),

@@ -40,8 +40,8 @@ from t2x.layers import (
   normal,
   zeros,
 )
-from t2x.layers.cache import MAX_COPIES, KeyValueCache, SharedKeyValueCache
-from t2x.layers.kernels import XLA
+from t2x.layers.attention.cache import MAX_COPIES, KeyValueCache, SharedKeyValueCache
+from t2x.layers.attention.kernels import XLA
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, LanguageModel, LMHead, Stack
 from t2x.models.cache import BodyCache
 from t2x.testing.subject import perturbed

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.decode import AverageLength, Beam, Greedy, generate
-from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Causal,

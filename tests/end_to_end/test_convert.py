@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).parents[1] / 'data'))
 
 import hub_folders
 
-from t2x.files import write_checksums
+from t2x.base.files import write_checksums
 from t2x.interop.safetensors import read_tensors, write_tensors
-from t2x.train.retention import METRICS
+from t2x.train.checkpoints.retention import METRICS
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 

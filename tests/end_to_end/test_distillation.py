@@ -9,8 +9,8 @@ import pytest
 from t2x.api import read_config
 from t2x.data import BPE
 from t2x.train import TrainingRun
+from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.inference import saved_params
-from t2x.train.saved_params import SavedParams
 
 SHORT = """
 Experiment.evaluations = {}

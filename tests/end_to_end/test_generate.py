@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 from t2x.tasks import CausalLM
 
 

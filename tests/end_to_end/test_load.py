@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import t2x as library
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.train.inference import _Evaluated
 
 

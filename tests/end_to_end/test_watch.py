@@ -12,7 +12,7 @@ import pytest
 
 from t2x.loaded import Loaded
 from t2x.runs import watch as watch_module
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.store import Checkpoints
 
 KEEP_ALL = 'Trainer.keep_last = 9\nTrainer.checkpoint_every = 4\nExperiment.evaluations = {}\n'
 

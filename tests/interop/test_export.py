@@ -10,9 +10,9 @@ import tiny_models
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.interop import FAMILIES, export
+from t2x.layers.arrays import named_leaves
 
 PARTS = """
 import dataclasses
@@ -175,7 +175,7 @@ def test_a_part_that_the_family_lacks_is_refused(change, changed, tmp_path):
     ),
     (
       OTHERS['an attention'],
-      'body.stack.blocks.0.mixer: expected t2x.layers.attention.MultiHeadAttention, '
+      'body.stack.blocks.0.mixer: expected t2x.layers.attention.multi_head.MultiHeadAttention, '
       'got my_export_parts.Quiet',
     ),
     (
@@ -184,7 +184,7 @@ def test_a_part_that_the_family_lacks_is_refused(change, changed, tmp_path):
     ),
     (
       OTHERS['a pattern'],
-      'body.pattern: expected t2x.layers.patterns.Causal, got my_export_parts.Past',
+      'body.pattern: expected t2x.layers.patterns.algebra.Causal, got my_export_parts.Past',
     ),
   ],
 )

@@ -12,10 +12,10 @@ import tiny_models
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.interop import FAMILIES, HFModel, export, families
 from t2x.interop.safetensors import read_tensors, write_tensors
+from t2x.layers.arrays import named_leaves
 
 BERT = {
   'hidden_size': 8,

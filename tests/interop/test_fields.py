@@ -7,8 +7,8 @@ import random
 import pytest
 from tiny_models import CONFIGS, imported, write_folder
 
+from t2x.base.errors import UserError
 from t2x.config import GinText, parse_files
-from t2x.errors import UserError
 from t2x.interop import FAMILIES, HFModel
 
 INJECTION = '1e-5\n# modules in: evil\nimport modeling_evil\nx = 1'

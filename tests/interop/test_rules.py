@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.interop.layouts import CONV1D, GROUPED, LINEAR
 from t2x.interop.rules import Rule, Table, block, dense, norm
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.interop.safetensors import INDEX, SINGLE, read_tensors, write_tensors
 
 DTYPES = [np.float32, np.float64, np.float16, np.int64, np.int32, np.int8, np.uint8, np.bool_]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from t2x.arrays import Lazy
 from t2x.interop import streaming
 from t2x.interop.streaming import save_streamed
-from t2x.train.checkpoints import Checkpoints
+from t2x.layers.arrays import Lazy
+from t2x.train.checkpoints.store import Checkpoints
 
 
 def lazy(array, taken=None):

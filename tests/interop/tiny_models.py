@@ -8,11 +8,11 @@ import numpy as np
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.arrays import named_leaves
 from t2x.config import GinText
 from t2x.interop import FAMILIES, HFModel
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
+from t2x.layers.arrays import named_leaves
 
 BERT = {
   'hidden_size': 8,

@@ -8,7 +8,7 @@ from equations import products
 from flax import nnx
 from halved import Halved
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Linear, RowLayout, Slots, Tokens, lecun_normal, param, zeros
 from t2x.layers.constraints import use_layout
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import MLP, MultiHeadAttention, depth_scaled, fixup, he_normal, normal, width_normal
 from t2x.layers.initializers import building
 from t2x.models import Block, ParallelBlock, Stack

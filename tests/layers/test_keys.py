@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Linear, depth_scaled, dropout, initialized, named_key, normal, param, stacked
+from t2x.layers.arrays import named_leaves
 from t2x.layers.initializers import building
 from t2x.layers.keys import bernoulli, fold_in, row_keys
 

@@ -26,11 +26,11 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.constraints import use_layout
-from t2x.layers.embeddings import float32_logits
-from t2x.layers.gated_delta import DeltaState, gated_delta_rule
-from t2x.layers.linear_attention import visible_sums
-from t2x.layers.lsh_attention import hashes
-from t2x.layers.nystrom import pseudo_inverse
+from t2x.layers.embeddings.token_embeddings import float32_logits
+from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
+from t2x.layers.mixers.linear_attention import visible_sums
+from t2x.layers.mixers.lsh_attention import hashes
+from t2x.layers.mixers.nystrom import pseudo_inverse
 from t2x.layers.products import project, repeat
 
 SHAPES = {

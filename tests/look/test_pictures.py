@@ -5,7 +5,7 @@ import sys
 import pytest
 from PIL import Image
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.look.pictures import write_pictures
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from applying import applied
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   XLA,
   ALiBi,

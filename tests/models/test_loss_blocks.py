@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.hyperparameters import Hyperparameter, bind_scalars
+from t2x.base.hyperparameters import Hyperparameter, bind_scalars
 from t2x.layers import TokenEmbedding, normal
 from t2x.layers.constraints import use_layout
 from t2x.models import LMHead, TiedHead, loss_blocks

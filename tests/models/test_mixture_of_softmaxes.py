@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import TokenEmbedding, normal
 from t2x.models import LMHead, MixtureOfSoftmaxes, TiedHead
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.arrays import named_leaves
 from t2x.layers import (
   MLP,
   Call,
@@ -24,6 +23,7 @@ from t2x.layers import (
   Tokens,
   initialized,
 )
+from t2x.layers.arrays import named_leaves
 from t2x.models import (
   Block,
   Classifier,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Blockwise, Causal, LightweightConvolution, MultiHeadAttention, Tokens, Window
 from t2x.models import Decoder, Encoder
 

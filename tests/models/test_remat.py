@@ -12,7 +12,7 @@ from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas.ops.gpu.attention import mha
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import XLA, Blockwise, Causal, Dense, LinearAttention
 from t2x.layers.constraints import use_layout
 from t2x.models import Block

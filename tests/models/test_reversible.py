@@ -10,8 +10,8 @@ import pytest
 from applying import applied, empty
 from flax import nnx
 
-from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, bind_scalars
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Hyperparameter, bind_scalars
 from t2x.layers import (
   MLP,
   Call,

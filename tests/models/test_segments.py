@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.decode import Greedy, generate
-from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Blocks,

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   Admin,

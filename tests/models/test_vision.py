@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import LearnedGrid, PatchEmbedding, SinusoidalGrid
 from t2x.models import Classifier, Encoder, VisionTransformer, first_token, mean_tokens
 

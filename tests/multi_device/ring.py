@@ -27,8 +27,8 @@ from t2x.layers import (
   Tokens,
   Window,
 )
+from t2x.layers.attention.kernels import AttentionInputs, PositionTerms
 from t2x.layers.constraints import constrain, use_layout
-from t2x.layers.kernels import AttentionInputs, PositionTerms
 from t2x.parallel import Activations, Mesh
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program

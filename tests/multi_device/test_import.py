@@ -14,7 +14,7 @@ from t2x.interop import HFModel
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings
 from t2x.train.params import Blueprint
-from t2x.arrays import named_leaves
+from t2x.layers.arrays import named_leaves
 
 folder = pathlib.Path(sys.argv[1])
 d, hidden, vocab = 16, 32, 64

@@ -12,10 +12,10 @@ SCRIPT = """
 import importlib.util, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
-from t2x.errors import UserError
-from t2x.arrays import named_leaves
+from t2x.base.errors import UserError
+from t2x.layers.arrays import named_leaves
 from t2x.parallel import Mesh, batch_sharding, state_shardings
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.optimizers import Adafactor, AdamW, Muon
 from t2x.train.params import Blueprint
 

@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.signals import handle_signals
 from t2x.parallel import Cluster, connect
-from t2x.signals import handle_signals
 
 
 class Interrupted(io.StringIO):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 from t2x.layers.constraints import constrain, map_shards, num_parts, use_layout
 from t2x.parallel import MESH_AXES, Activations, Mesh, check_shardings, sharding_table
 from t2x.parallel.mesh import _split_over_slices

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 from t2x.layers import MultiHeadAttention, RMSNorm
 from t2x.parallel import (
   MESH_AXES,

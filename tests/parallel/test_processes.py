@@ -5,7 +5,7 @@ import io
 import jax
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.parallel import Cluster, Mesh, Processes, batch_sharding, find_cluster, process_part
 from t2x.parallel.native_output import translate
 from t2x.parallel.processes import _part

@@ -16,9 +16,9 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.arrays import named_leaves
 from t2x.interop import HFModel, export
 from t2x.interop.rules import Table
+from t2x.layers.arrays import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")

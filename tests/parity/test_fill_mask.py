@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import t2x
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")

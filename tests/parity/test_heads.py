@@ -7,8 +7,8 @@ import pytest
 
 from t2x.layers import Tokens
 from t2x.models.losses import classification_sums
+from t2x.prune.heads import find_heads, importance
 from t2x.tasks.base import TaskOutput
-from t2x.train.heads import find_heads, importance
 from t2x.train.params import Blueprint
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import t2x
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")

@@ -23,7 +23,7 @@ from t2x.layers import (
   ReluFeatures,
   Tokens,
 )
-from t2x.layers.feature_maps import orthogonal_normal
+from t2x.layers.mixers.feature_maps import orthogonal_normal
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.arrays import named_leaves
+from t2x.layers.arrays import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 

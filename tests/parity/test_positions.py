@@ -7,7 +7,6 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.arrays import named_leaves
 from t2x.layers import (
   MLP,
   AddressPositions,
@@ -20,6 +19,7 @@ from t2x.layers import (
   XLPositions,
   gelu_exact,
 )
+from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, Segments, Stack
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

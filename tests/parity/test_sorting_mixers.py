@@ -7,7 +7,7 @@ from applying import applied
 from flax import nnx
 
 from t2x.layers import Call, Causal, Full, LSHAttention, RoutingAttention, SinkhornAttention, Tokens
-from t2x.layers.sinkhorn_attention import sinkhorn
+from t2x.layers.mixers.sinkhorn_attention import sinkhorn
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 

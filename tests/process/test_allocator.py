@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SCRIPT = 'from t2x.allocator import set_allocator; print(set_allocator())'
+SCRIPT = 'from t2x.process.allocator import set_allocator; print(set_allocator())'
 
 
 def said(script=SCRIPT, **environment):

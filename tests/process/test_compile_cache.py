@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 SCRIPT = """
-from t2x.compile_cache import set_compile_cache
+from t2x.process.compile_cache import set_compile_cache
 print(set_compile_cache())
 import jax
 hits = []

@@ -7,7 +7,7 @@ import sys
 import pytest
 from jaxlib import xla_client
 
-from t2x.gpu_flags import LATENCY_HIDING, VARIABLES, environment_flags
+from t2x.process.gpu_flags import LATENCY_HIDING, VARIABLES, environment_flags
 
 # Two GPUs and jax's plugin for them.
 SCRIPT = """
@@ -16,7 +16,7 @@ devices = {devices!r}
 glob.glob = lambda pattern: devices if pattern.startswith('/dev/nvidia') else []
 importlib.util.find_spec = lambda name: name if name == {plugin!r} else None
 {first}
-from t2x.gpu_flags import environment_flags, set_gpu_flags
+from t2x.process.gpu_flags import environment_flags, set_gpu_flags
 print(set_gpu_flags())
 print(environment_flags())
 """

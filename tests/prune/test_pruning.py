@@ -9,12 +9,12 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
 from t2x.config import GinText
-from t2x.errors import UserError
 from t2x.layers import MLP, MultiHeadAttention
 from t2x.models import Block, Stack, Stages
-from t2x.prune import HeadScores, _chosen, pruned_gin
-from t2x.train.heads import AttentionHeads, cut, find_heads, remaining, removal_order, scaled
+from t2x.prune.heads import AttentionHeads, cut, find_heads, remaining, removal_order, scaled
+from t2x.prune.pruning import HeadScores, _chosen, pruned_gin
 from t2x.train.params import Blueprint
 
 CONFIGS = 'configs/models'

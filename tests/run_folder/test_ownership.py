@@ -6,8 +6,8 @@ import pytest
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.errors import UserError
-from t2x.run_folder import claim_folder
+from t2x.base.errors import UserError
+from t2x.run_folder.ownership import claim_folder
 
 CONFIG = """
 Experiment.trainer = @Trainer()

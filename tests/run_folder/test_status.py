@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from t2x import run_status
-from t2x.errors import Interrupted, UserError
-from t2x.files import file_lock, is_locked
-from t2x.run_status import recorded
+from t2x.base.errors import Interrupted, UserError
+from t2x.base.files import file_lock, is_locked
+from t2x.run_folder import status as run_status
+from t2x.run_folder.status import recorded
 
 
 def status(folder):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from t2x.run_status import Status, running_kernel
+from t2x.run_folder.status import Status, running_kernel
 
 CONFIG = """
 Experiment.trainer = @Trainer()

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 from t2x.runs.compare import MAX_POINTS, comparison, page
 
 NASTY = '</script><b>loss</b> & "x"'

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from t2x.base.errors import UserError
+from t2x.base.files import file_lock
+from t2x.base.signals import INTERRUPTED
 from t2x.cli import main
-from t2x.errors import UserError
-from t2x.files import file_lock
-from t2x.run_status import SILENT
+from t2x.run_folder.status import SILENT
 from t2x.runs.folders import age_text, find_runs, read_run, sort_runs
-from t2x.signals import INTERRUPTED
 
 
 def states(runs):
@@ -77,8 +77,8 @@ def test_a_killed_training_process_is_detected(tmp_path):
   script = """
 import sys, time
 from pathlib import Path
-from t2x.files import file_lock
-from t2x.run_status import recorded
+from t2x.base.files import file_lock
+from t2x.run_folder.status import recorded
 folder = Path(sys.argv[1])
 folder.mkdir()
 with file_lock(folder / '.lock', lambda: None), recorded(folder, num_steps=9, metric='loss', mode='min'):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
 from t2x.config import calls
-from t2x.errors import UserError
 from t2x.sweeps.budgets import solve
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep

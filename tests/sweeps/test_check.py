@@ -57,7 +57,7 @@ def test_a_part_that_uses_a_hyperparameter_as_a_number_is_an_error_before_traini
   code, _, err = check("{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
   (line,) = err.splitlines()
   assert code == 2 and "study.gin: variant 'gelu': Cosine.peak varies between trials, " in line
-  assert 'read it with t2x.hyperparameters.scalar inside the step' in line
+  assert 'read it with t2x.base.hyperparameters.scalar inside the step' in line
 
 
 def test_an_unreachable_budget_is_reported(check):

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.errors import UserError
 from t2x.sweeps.confirm import confirmation, keep
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.records import (

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from t2x.base.errors import is_printable
 from t2x.cli import main
-from t2x.errors import is_printable
 from t2x.sweeps.records import Outcome, Plan, Trial, read_plan, write_outcome, write_plan
 from t2x.sweeps.stages import Stage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.engines import Engine, _run
 from t2x.sweeps.leases import Leases
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, Characters, Digits, TextFiles
-from t2x.errors import UserError
 from t2x.sweeps.evaluated import evaluated
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.leases import Busy, Leases, deaths, lease_seconds, num_attempts, record_death
 
 SECONDS = 1.5

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
 from t2x.config import calls
-from t2x.errors import UserError
 from t2x.sweeps.cost import cost_of
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table
@@ -385,7 +385,7 @@ def test_the_seed_is_the_parameter_annotated_as_one(plan, tmp_path, monkeypatch)
   monkeypatch.setenv('T2X_TRUST', str(tmp_path))
   (tmp_path / 'own_trainer.py').write_text(
     'import dataclasses\n'
-    'from t2x.ranges import TrialSeed\n'
+    'from t2x.base.ranges import TrialSeed\n'
     'from t2x.train import Trainer\n'
     '@dataclasses.dataclass(frozen=True, kw_only=True)\n'
     'class OwnTrainer(Trainer):\n'

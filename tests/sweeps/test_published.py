@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.published import published_results
 from t2x.sweeps.sweep import read_sweep
 

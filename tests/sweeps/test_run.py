@@ -10,9 +10,9 @@ import time
 import pytest
 
 from t2x.api import read_config
+from t2x.base.errors import UserError
+from t2x.base.signals import handle_signals
 from t2x.cli import main
-from t2x.errors import UserError
-from t2x.signals import handle_signals
 from t2x.sweeps.leases import Busy
 from t2x.sweeps.provenance import data, origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
@@ -204,7 +204,8 @@ def test_a_part_that_uses_a_hyperparameter_as_a_number_fails_with_its_name(
   assert code == 1
   for outcome in outcomes().values():
     assert (
-      outcome.status == 'failed' and 'read it with t2x.hyperparameters.scalar' in outcome.reason
+      outcome.status == 'failed'
+      and 'read it with t2x.base.hyperparameters.scalar' in outcome.reason
     )
     assert outcome.reason.startswith('Cosine.peak varies between trials')
 

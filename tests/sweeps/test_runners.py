@@ -8,7 +8,7 @@ import types
 import jax
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.leases import Leases
 from t2x.sweeps.records import Trial
 from t2x.sweeps.run import Local, _local_counts

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from t2x.base.errors import Interrupted
 from t2x.cli import main
-from t2x.errors import Interrupted
 from t2x.sweeps.records import Outcome, write_outcome
 from t2x.sweeps.runners import InProcess
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.statistics import pareto_front, ranking, summarise
 
 

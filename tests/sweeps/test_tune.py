@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.choices import Cell, read_tuning, write_tuning
 from t2x.sweeps.choices import Tuning as TuningFile
 from t2x.sweeps.json_files import Damaged

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from t2x.errors import UserError
-from t2x.signals import stop_flag
+from t2x.base.errors import UserError
+from t2x.base.signals import stop_flag
 from t2x.sweeps import vmapped_trials
 from t2x.sweeps.json_files import metric_lines
 from t2x.sweeps.records import read_plan

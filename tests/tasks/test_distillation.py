@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Hyperparameter, bind_scalars
 from t2x.config.type_check import is_tunable
-from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, bind_scalars
 from t2x.tasks import Distillation, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

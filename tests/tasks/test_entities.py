@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.tasks.entities import Tags, entities, num_equal
 
 LABELS = ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')

@@ -5,10 +5,10 @@ import types
 import pytest
 import sacrebleu
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy
-from t2x.errors import UserError
 from t2x.tasks import Answers, CausalLM, Losses, Samples, Translation, Translations
 
 PAIRS = [{'source': 'x' * (7 - i), 'target': f'the cat number {i} sat here'} for i in range(7)]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes
 from t2x.data.sources.base import NoSource
-from t2x.errors import UserError
 from t2x.layers import MLP, Causal, MultiHeadAttention, Prefix, RoPE, TokenEmbedding, Tokens
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.tasks import CausalLM, ExactMatch, FewShot, LikeliestAnswer, LikeliestLabel, Translation

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, FullRows
-from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Global,

@@ -9,9 +9,9 @@ import pytest
 from fake_models import WithLogits, spec
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
 from t2x.decode import Greedy
-from t2x.errors import UserError
 from t2x.layers import Causal, Full, named_key
 from t2x.models import Output
 from t2x.tasks import LanguageModelling, SequenceClassification, SpanPrediction, WordClassification

@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 import t2x.tasks
+from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
 from t2x.decode import Beam, Greedy, generate
-from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Causal,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from loss_terms import TASKS, batch_of, gradient, model_of
 
+from t2x.base.errors import UserError
 from t2x.data import (
   BPE,
   TSV,
@@ -20,7 +21,6 @@ from t2x.data import (
   StagedWeights,
   TextFiles,
 )
-from t2x.errors import UserError
 from t2x.tasks import CausalLM, MaskedLM, Mixture, SpanCorruption, Translation
 
 BYTES = Bytes().train([])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
-from t2x.errors import UserError
 from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding, RoPE, TokenEmbedding
 from t2x.models import (
   Block,

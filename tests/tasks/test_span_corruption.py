@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from fake_models import WithLogits, spec
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, Bytes, InOrder, SampledPieces, SentencePiece, TextFiles
-from t2x.errors import UserError
 from t2x.layers import Causal
 from t2x.models import Output
 from t2x.tasks import SpanCorruption

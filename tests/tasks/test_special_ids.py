@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fake_models import WithLogits, spec
 
+from t2x.base.errors import UserError
 from t2x.data import BPE, Batches, HubTokenizer, SampledPieces, Source
 from t2x.decode import Generated, Greedy
-from t2x.errors import UserError
 from t2x.models import Output
 from t2x.tasks import CausalLM, MaskedLM, Translation, translation
 

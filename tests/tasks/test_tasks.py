@@ -9,8 +9,8 @@ import pytest
 from fake_models import WithLogits, spec
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import BabelDates, Bytes, Digits, TextFiles
-from t2x.errors import UserError
 from t2x.layers import Causal, Full, Prefix, Window
 from t2x.models import Output
 from t2x.tasks import (

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.data import (
   Batches,
   BestFitDocuments,
@@ -19,7 +20,6 @@ from t2x.data import (
   SampledPieces,
   TextFiles,
 )
-from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   TUPE,

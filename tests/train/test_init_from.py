@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t2x.arrays import named_leaves
+from t2x.base.errors import UserError
 from t2x.data import Bytes, Characters, RunTokenizer
 from t2x.data.tokenizers.characters import ByteTokenizer
-from t2x.errors import UserError
 from t2x.layers import LearnedGrid, TokenEmbedding, Tokens, param
-from t2x.train.checkpoints import Checkpoints
+from t2x.layers.arrays import named_leaves
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.init_from import InitFrom
 from t2x.train.params import Blueprint
 from t2x.train.resize import (

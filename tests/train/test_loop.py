@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from points import BATCH, Points, points
 
+from t2x.base.errors import Interrupted, UserError
 from t2x.data import Batches
-from t2x.errors import Interrupted, UserError
 from t2x.train import LinearDecay, Rollback, Skip, train
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.interruptions import Watchdog
+from t2x.train.logs.run_logger import RunLogger
 from t2x.train.run import TrainingRun
-from t2x.train.run_logger import RunLogger
 
 
 def metrics(folder):
@@ -70,7 +70,9 @@ def whole(tmp_path_factory):
 
 
 def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch):
-  monkeypatch.setattr('t2x.train.run_logger.Terminal', lambda *args: pytest.fail('a live line'))
+  monkeypatch.setattr(
+    't2x.train.logs.run_logger.Terminal', lambda *args: pytest.fail('a live line')
+  )
 
   def fail(folder):
     raise UserError('no such project')
@@ -330,7 +332,7 @@ def test_a_killed_data_worker_ends_the_run_and_is_named(tmp_path):
 def test_a_config_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
   (tmp_path / 'config.gin').write_text('old')
   with monkeypatch.context() as patch:
-    patch.setattr('t2x.files.os.replace', lambda *paths: die())
+    patch.setattr('t2x.base.files.os.replace', lambda *paths: die())
     with pytest.raises(Died):
       train(points(), tmp_path, 'new')
   assert (tmp_path / 'config.gin').read_text() == 'old'

@@ -17,7 +17,7 @@ from loss_terms import (
   transformer,
 )
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Aux, Call, Causal, RowLayout, Tokens
 from t2x.models import Output
 

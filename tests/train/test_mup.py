@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_experiment
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   LayerNorm,

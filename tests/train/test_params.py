@@ -12,10 +12,10 @@ import optax
 import pytest
 from flax import nnx
 
-from t2x.arrays import named_leaves
+from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
-from t2x.errors import UserError
 from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, LanguageModel, ParallelBlock, Stack
 from t2x.tasks import CausalLM
 from t2x.train import (
@@ -31,9 +31,9 @@ from t2x.train import (
   TrainProgram,
   train,
 )
+from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.inference import saved_params
 from t2x.train.params import Blueprint, Groups
-from t2x.train.saved_params import SavedParams
 
 LAYERS = 4
 MLP_UP = 'body.stack.blocks.0.feed_forward.up.kernel'

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.train.schedules import Constant, Cosine, LinearDecay, ReciprocalSqrt, WarmupStableDecay
 
 ALL = [Constant, Cosine, LinearDecay, ReciprocalSqrt, WarmupStableDecay]

@@ -8,9 +8,9 @@ import pytest
 from fake_models import spec
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.cli import main
 from t2x.data import Bytes, Characters, TextFiles
-from t2x.errors import UserError
 from t2x.layers import FactorisedEmbedding, TokenEmbedding
 from t2x.tasks import CausalLM, MaskedLM, SpanCorruption
 from t2x.train import Experiment

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.arrays import named_leaves
 from t2x.data import Bytes, TextFiles
 from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM

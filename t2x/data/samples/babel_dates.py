@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example
 from t2x.data.sources.built import BuiltSource
-from t2x.errors import UserError
-from t2x.ranges import Count, Text
 
 # Formats of the source. If the source has the day of the week, so has the target.
 FORMATS = (

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 # Part of speech of Petrov et al. 2012 (https://arxiv.org/abs/1104.2086) -> the prefixes of its tags
 # in Brown; the longest prefix of a tag decides.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
-from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 # Separators between a short answer and its explanation.
 ANSWER_END = re.compile(r' \(|;| - | \+\+ ')

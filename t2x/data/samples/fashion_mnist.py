@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import ClassSource, Examples, require_split
 from t2x.data.sources.digests import digest_of
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 CLASSES = (
   'T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker', 'Bag', 'Ankle boot'

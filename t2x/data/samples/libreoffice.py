@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
 from t2x.data.sources.digests import content_digest
 from t2x.data.sources.held_out import split_of
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 # Split -> its buckets of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}

@@ -6,13 +6,13 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Fraction, NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
-from t2x.errors import UserError
-from t2x.ranges import Fraction, NonEmpty, Text
 
 # Kind -> the file of its mean ratings.
 FILES = {

@@ -8,10 +8,10 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.held_out import split_of
-from t2x.errors import UserError
 
 # Third-party code, tests (large and repetitive) and generated files.
 EXCLUDED = {

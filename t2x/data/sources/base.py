@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from rich.progress import track
 
-from t2x.errors import UserError
-from t2x.terminal import console
+from t2x.base.errors import UserError
+from t2x.base.terminal import console
 
 # Text: `text`, or `source` and `target`: str. Images: `image`: uint8 [height, width, channels] and
 # `label`: int. Labelled text: `text` and `label`: str; `words` and `labels`: lists of str;

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.tfds_source import DataSource, quiet_tfds, shortened
-from t2x.errors import UserError
 
 log = logging.getLogger('t2x')
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from t2x.base.ranges import NonEmpty, Range, Size, Text
 from t2x.data.near_duplicates import near_duplicates
 from t2x.data.ngrams import joined_text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.subset import Selected
-from t2x.ranges import NonEmpty, Range, Size, Text
 
 log = logging.getLogger('t2x')
 

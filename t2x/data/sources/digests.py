@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import FileBacked, Source, with_progress
-from t2x.errors import UserError
 
 log = logging.getLogger('t2x')
 

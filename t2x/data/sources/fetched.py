@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder
-from t2x.errors import UserError
 
 
 def find_data(setting: str, folder: str | None, name: str, pattern: str) -> Path:

@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
-from t2x.errors import UserError
-from t2x.ranges import NonEmpty, Text
 
 
 class _Rewritten(BulkExamples):

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import BulkExamples, Example, with_progress
 from t2x.data.sources.digests import keep_hashes
 from t2x.data.sources.file_source import DataFile, FileSource, decompress, identity, open_file
-from t2x.errors import UserError
 
 BLOCK = 1 << 20
 BOM = b'\xef\xbb\xbf'

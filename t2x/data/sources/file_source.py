@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import FileBacked, Source
 from t2x.data.sources.digests import content_digest
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 log = logging.getLogger('t2x')
 

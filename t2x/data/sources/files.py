@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Text
 from t2x.data.sources.base import Example, select
 from t2x.data.sources.file_examples import (
   TextSource,
@@ -16,8 +18,6 @@ from t2x.data.sources.file_examples import (
   separated_starts,
 )
 from t2x.data.sources.file_source import DataFile, open_file
-from t2x.errors import UserError
-from t2x.ranges import NonEmpty, Text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

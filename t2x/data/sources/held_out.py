@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Rate, Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import (
   Example,
@@ -17,8 +19,6 @@ from t2x.data.sources.base import (
   with_progress,
 )
 from t2x.data.sources.subset import Selected
-from t2x.errors import UserError
-from t2x.ranges import Rate, Text
 
 # Split -> its buckets of 100.
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}

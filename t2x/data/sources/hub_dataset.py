@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import (
   BulkExamples,
@@ -20,8 +22,6 @@ from t2x.data.sources.base import (
 from t2x.data.sources.digests import digest_of, keep_hashes
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
-from t2x.errors import UserError
-from t2x.ranges import Text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import UInt8
 
+from t2x.base.errors import UserError, first_line
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, ClassSource
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.file_source import LocalSource
 from t2x.data.sources.subset import spread
-from t2x.errors import UserError, first_line
 
 EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 # Number of images of a split whose content is part of the fingerprint.

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from t2x.base.errors import UserError, first_line
 from t2x.data.sources.base import BulkExamples, select
 from t2x.data.sources.digests import keep_hashes
 from t2x.data.sources.file_source import FileSource
-from t2x.errors import UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

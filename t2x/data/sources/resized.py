@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values, origins
-from t2x.errors import UserError
-from t2x.ranges import Size
 
 
 class Images(Examples):

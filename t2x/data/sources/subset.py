@@ -8,10 +8,10 @@ from typing import Annotated
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
-from t2x.errors import UserError
-from t2x.ranges import Count, NonEmpty, Text
 
 
 def spread(count: int, size: int) -> list[int]:

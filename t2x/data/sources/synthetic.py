@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, NonEmpty, Range, Seed, Size
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
-from t2x.errors import UserError
-from t2x.ranges import Count, NonEmpty, Range, Seed, Size
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000}
 Levels = Annotated[int, Range('2 <= x <= 64')]

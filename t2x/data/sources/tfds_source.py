@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.errors import UserError, first_line
+from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Source
-from t2x.errors import UserError, first_line
-from t2x.ranges import Text
 
 log = logging.getLogger('t2x')
 

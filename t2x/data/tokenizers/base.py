@@ -15,10 +15,10 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Int
 
+from t2x.base.errors import UserError, error_line
+from t2x.base.external_files import LARGE, read_json
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.data.tokenizers.trace import Merge
-from t2x.errors import UserError, error_line
-from t2x.external_files import LARGE, read_json
 
 # Special ids and the placeholders 'A' and 'B' of the texts, each with its token type.
 Template = tuple[tuple[int | str, int], ...]

@@ -9,10 +9,10 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from t2x.data.text_sample import sample
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size
+from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
-from t2x.errors import UserError
-from t2x.ranges import Positive, Size
 
 # The names of the special tokens, in the order of their ids.
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')

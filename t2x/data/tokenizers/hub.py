@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from t2x.base.errors import UserError
+from t2x.base.external_files import shown
+from t2x.base.ranges import Size, Text
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
 from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
 from t2x.data.tokenizers.special_tokens import TokenizerFolder, Unsupported
-from t2x.errors import UserError
-from t2x.external_files import shown
-from t2x.ranges import Size, Text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.external_files import LARGE, read_json, read_text
 from t2x.data.tokenizers.base import Template, Tokenizer
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.hub_limits import check_limits, vocabulary
 from t2x.data.tokenizers.special_tokens import USUAL_NAMES, TokenizerFolder, Unsupported
-from t2x.errors import UserError
-from t2x.external_files import LARGE, read_json, read_text
 
 # Model types whose tokenizers split text by Moses' rules first.
 MOSES = ('xlm', 'fsmt', 'flaubert')

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
+from t2x.base.errors import UserError
+from t2x.base.external_files import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
 
 # The largest vocabularies have one million ids.
 MAX_IDS = 10_000_000

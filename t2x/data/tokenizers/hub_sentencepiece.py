@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import sentencepiece
 
+from t2x.base.external_files import REQUIRED, Bool, Fields, Object
 from t2x.data.tokenizers.base import Template, Tokenizer, trim_spans
 from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
 from t2x.data.tokenizers.sentencepiece import SPACE, fill_byte_spans
 from t2x.data.tokenizers.special_tokens import SpecialTokens, TokenizerFolder, Unsupported
 from t2x.data.tokenizers.word_starts import WordBoundaries
-from t2x.external_files import REQUIRED, Bool, Fields, Object
 
 Spans = Sequence[tuple[int, int]]
 # Fields of the tokenizer.json that t2x writes to run folders.

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, Text
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
-from t2x.errors import UserError
-from t2x.ranges import Size, Text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,15 +12,15 @@ from typing import Annotated, Literal
 import numpy as np
 import sentencepiece
 
-from t2x.data.text_sample import CHUNK, sample
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Range, Size
+from t2x.data.samples.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, num_threads, trim_spans
 from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.characters import look_up_pieces
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
 from t2x.data.tokenizers.trace import trace_merges
 from t2x.data.tokenizers.word_starts import WordBoundaries
-from t2x.errors import UserError
-from t2x.ranges import Positive, Range, Size
 
 SPACE = '\u2581'
 

@@ -5,9 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.base.errors import UserError
+from t2x.base.external_files import (
+  REQUIRED,
+  SMALL,
+  Bool,
+  Field,
+  Fields,
+  Ids,
+  Int,
+  Many,
+  Text,
+  read_json,
+)
 from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
-from t2x.errors import UserError
-from t2x.external_files import REQUIRED, SMALL, Bool, Field, Fields, Ids, Int, Many, Text, read_json
 
 # The names to try for each role that the folder does not define.
 USUAL_NAMES = {

@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from t2x.data.text_sample import sample
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Positive, Size
+from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.special_tokens import SpecialTokens
-from t2x.errors import UserError
-from t2x.ranges import Count, Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import shown
+from t2x.base.errors import UserError
+from t2x.base.external_files import shown
 from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
 from t2x.interop.families.bert import BERT

@@ -5,8 +5,8 @@ Embeddings are narrower than the layers. Groups of layers share parameters.
 
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import Fields, Only
+from t2x.base.errors import UserError
+from t2x.base.external_files import Fields, Only
 from t2x.interop.families.bert import SENTENCE_PAIRS, embeddings, masked_lm
 from t2x.interop.family import Family, Layers, Size, activation, positive, rates, sizes
 from t2x.interop.rules import block, dense

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from t2x.external_files import Fields, Only
+from t2x.base.external_files import Fields, Only
 from t2x.interop.family import (
   CLASSES,
   Family,

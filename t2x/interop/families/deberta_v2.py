@@ -7,7 +7,7 @@ of DeBERTa-v3.
 import dataclasses
 from typing import Any
 
-from t2x.external_files import Bool, Field, Fields, Int, Only
+from t2x.base.external_files import Bool, Field, Fields, Int, Only
 from t2x.interop.families.bert import masked_lm
 from t2x.interop.family import Family, Layers, Size, activation, positive, rates, sizes
 from t2x.interop.rules import Rule, block, norm

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from t2x.external_files import Bool, Field
+from t2x.base.external_files import Bool, Field
 from t2x.interop.family import Layers, activation, only, rates, sizes
 from t2x.interop.rules import Rule, attention, block, norm
 from t2x.interop.template import LAYERS, fill

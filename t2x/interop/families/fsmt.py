@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import Bool, Fields, Int, Many, Text
+from t2x.base.errors import UserError
+from t2x.base.external_files import Bool, Fields, Int, Many, Text
 from t2x.interop.families import fairseq
 from t2x.interop.family import Family, activation, sizes
 from t2x.interop.rules import Rule, dense

@@ -1,6 +1,6 @@
 """GPT-2: `GPT2LMHeadModel`, `GPT2Model`."""
 
-from t2x.external_files import Only
+from t2x.base.external_files import Only
 from t2x.interop.family import Family, Layers, activation, positive, rates, sizes, tied
 from t2x.interop.layouts import CONV1D
 from t2x.interop.rules import Rule, block, dense, norm

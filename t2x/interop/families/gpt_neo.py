@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import Field, Fields, Int, Many, Text, shown
+from t2x.base.errors import UserError
+from t2x.base.external_files import Field, Fields, Int, Many, Text, shown
 from t2x.interop.family import Family, Layers, activation, positive, rates, sizes, tied
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, Part, fill

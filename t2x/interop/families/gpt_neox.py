@@ -1,6 +1,6 @@
 """GPT-NeoX and Pythia: `GPTNeoXForCausalLM`, `GPTNeoXModel`."""
 
-from t2x.external_files import Bool
+from t2x.base.external_files import Bool
 from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes, tied
 from t2x.interop.layouts import GROUPED
 from t2x.interop.rope import SCALINGS, Rope

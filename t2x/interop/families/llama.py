@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from t2x.external_files import Bool, Fields, Only
+from t2x.base.external_files import Bool, Fields, Only
 from t2x.interop.family import Family, Layers, activation, positive, rates, sizes, tied
 from t2x.interop.rope import SCALINGS, Rope
 from t2x.interop.rules import Rule, block, dense, norm

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from t2x.external_files import Bool, Fields
+from t2x.base.external_files import Bool, Fields
 from t2x.interop.families import fairseq
 from t2x.interop.families.bart import HEAD
 from t2x.interop.family import Family, only, sizes

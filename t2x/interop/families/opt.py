@@ -1,6 +1,6 @@
 """Pre-norm OPT, which includes every release except opt-350m: `OPTForCausalLM`, `OPTModel`."""
 
-from t2x.external_files import Only
+from t2x.base.external_files import Only
 from t2x.interop.family import Family, Layers, activation, only, rates, sizes, tied
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, fill

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import Bool, Choice, Fields, Int, Only
+from t2x.base.errors import UserError
+from t2x.base.external_files import Bool, Choice, Fields, Int, Only
 from t2x.interop.family import ACTIVATIONS, Family, Layers, positive, rates, sizes
 from t2x.interop.layouts import LINEAR
 from t2x.interop.rules import Rule, attention, block, dense, norm

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.external_files import Bool, Field, Fields, Int
+from t2x.base.errors import UserError
+from t2x.base.external_files import Bool, Field, Fields, Int
 from t2x.interop.family import (
   CLASSES,
   Family,

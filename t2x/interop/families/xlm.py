@@ -6,7 +6,7 @@ language 0.
 
 from typing import Any
 
-from t2x.external_files import Bool, Fields, Int, Only
+from t2x.base.external_files import Bool, Fields, Int, Only
 from t2x.interop.family import Family, Layers, PartField, only, positive, rates, sizes
 from t2x.interop.rules import Rule, block, norm
 from t2x.interop.template import ENCODER, fill

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers.base import RowLayout, Tokens, write
 from t2x.layers.interfaces import Cache, Slots
-from t2x.layers.patterns import Pattern
+from t2x.layers.patterns.algebra import Pattern
 
 # The fields are not annotated with shapes: a stack adds a leading dimension for its layers.
 

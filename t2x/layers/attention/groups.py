@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import dropout
-from t2x.layers.kernels.base import softmax_dtype
 
 # Score of a hidden key.
 HIDDEN = -1e9

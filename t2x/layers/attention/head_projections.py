@@ -4,12 +4,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Sublayer
-from t2x.layers.patterns import Pattern
-from t2x.ranges import Size
+from t2x.layers.patterns.algebra import Pattern
 
 
 def head_projection(

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers.base import Tokens
-from t2x.layers.patterns import Full, Pattern, mark_names
-from t2x.layers.tiles import Bounds, Tiles
+from t2x.layers.patterns.algebra import Full, Pattern, mark_names
+from t2x.layers.patterns.tiles import Bounds, Tiles
 
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Any:

@@ -9,14 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, Tokens
-from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
-from t2x.layers.constraints import constrain
-from t2x.layers.head_outputs import HeadOutputs
-from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
-from t2x.layers.kernels import (
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size, TunableRate
+from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache
+from t2x.layers.attention.head_outputs import HeadOutputs
+from t2x.layers.attention.kernels import (
   AttentionInputs,
   Auto,
   Dense,
@@ -25,12 +22,15 @@ from t2x.layers.kernels import (
   Logits,
   PositionTerms,
 )
-from t2x.layers.masks import attention_mask
+from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.scores import DotProductScores
+from t2x.layers.attention.value_residual import ValueResidual
+from t2x.layers.base import Initializer, Linear, Tokens
+from t2x.layers.constraints import constrain
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
 from t2x.layers.norms import norm_over
-from t2x.layers.position_encoding import PositionEncoding, Projections
-from t2x.layers.scores import DotProductScores
-from t2x.layers.value_residual import ValueResidual
-from t2x.ranges import Positive, Size, TunableRate
+from t2x.layers.positions.encoding import PositionEncoding, Projections
 
 
 class MultiHeadAttention(nnx.Module):

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import Finite, Size
 from t2x.layers.base import param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
-from t2x.ranges import Finite, Size
 
 # Names of the extras: values of the first layer, and whether a first layer has set them.
 VALUES, IS_SET = 'first_values', 'has_first_values'

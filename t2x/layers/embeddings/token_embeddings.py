@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Size
 from t2x.layers.base import Initializer, Linear, Tokens, flatten_rows, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
 from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
-from t2x.ranges import Natural, Size
 
 
 @runtime_checkable

@@ -7,13 +7,13 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers.activations import gelu, silu
+from t2x.base.ranges import Size, TunableRate
 from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
+from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Sublayer
 from t2x.layers.norms import norm_over
-from t2x.ranges import Size, TunableRate
 
 
 class FeedForward(nnx.Module):

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import Initializer, Tokens, param, rows_at
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.linear_attention import RecurrentState
-from t2x.layers.patterns import Causal, Full
-from t2x.ranges import Size
+from t2x.layers.mixers.linear_attention import RecurrentState
+from t2x.layers.patterns.algebra import Causal, Full
 
 # Maximum over no keys: finite, so that differences of maxima are numbers.
 LOWEST = -1e30

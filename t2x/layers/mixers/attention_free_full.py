@@ -7,14 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t2x.errors import UserError
-from t2x.layers.attention_free import LOWEST, Sums
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, RowLayout, param
 from t2x.layers.counting import token_sums
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Call
-from t2x.layers.patterns import Causal
-from t2x.ranges import Size
+from t2x.layers.mixers.attention_free import LOWEST, Sums
+from t2x.layers.patterns.algebra import Causal
 
 
 class FullBias(nnx.Module):

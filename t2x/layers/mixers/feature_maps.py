@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Count, Natural, Size
 from t2x.layers.interfaces import Call
 from t2x.layers.products import exact_einsum
-from t2x.ranges import Count, Natural, Size
 
 
 @runtime_checkable

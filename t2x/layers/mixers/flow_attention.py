@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import Initializer
-from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.linear_attention import LinearState, RecurrentState, visible_sums
-from t2x.layers.patterns import Causal, Full
-from t2x.ranges import Size
+from t2x.layers.mixers.linear_attention import LinearState, RecurrentState, visible_sums
+from t2x.layers.patterns.algebra import Causal, Full
 
 # Added to features and their sums, as in the authors' code; also the lower bound of a sum that is 0 for padding.
 EPSILON = 1e-6

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
+from t2x.layers.attention.head_projections import HeadProjections, head_projection
+from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.base import Initializer
 from t2x.layers.constraints import constrain
-from t2x.layers.head_projections import HeadProjections, head_projection
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.keys import named_key
-from t2x.layers.patterns import Global, Marked
-from t2x.ranges import Size, TunableRate
+from t2x.layers.patterns.algebra import Global, Marked
 
 
 class GlobalLocalAttention(HeadProjections):

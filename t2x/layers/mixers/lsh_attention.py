@@ -8,17 +8,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
+from t2x.layers.attention.groups import attend_in_groups
+from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import Initializer
 from t2x.layers.constraints import constrain
-from t2x.layers.group_attention import attend_in_groups
-from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.patterns import Causal, Full
+from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
-from t2x.ranges import Size, TunableRate
 
 # The score of a token for itself, as in the authors' code: lower than those of other visible tokens and higher
 # than those of hidden ones.

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.ranges import Size, TunableRate
+from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.base import Initializer, Tokens, check_slots, param
 from t2x.layers.dtypes import broadcast
-from t2x.layers.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.initializers import lecun_normal, xavier_uniform, zeros
 from t2x.layers.interfaces import Cache, Call, Result
-from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel
-from t2x.layers.patterns import Causal, Full
-from t2x.ranges import Size, TunableRate
+from t2x.layers.patterns.algebra import Causal, Full
 
 
 class StridedConvolution(nnx.Module):

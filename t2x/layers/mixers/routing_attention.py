@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.errors import UserError
-from t2x.hyperparameters import scalar
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import scalar
+from t2x.base.ranges import Size, TunableNonNegative, TunableRate
+from t2x.layers.attention.groups import HIDDEN, attend_in_groups
+from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import Initializer, dropout, param
 from t2x.layers.constraints import constrain
-from t2x.layers.group_attention import HIDDEN, attend_in_groups
-from t2x.layers.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.initializers import width_normal, xavier_uniform
 from t2x.layers.interfaces import Aux, Call, Result
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.patterns import Causal, Full
+from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
-from t2x.ranges import Size, TunableNonNegative, TunableRate
 
 
 class RoutingAttention(HeadProjections):

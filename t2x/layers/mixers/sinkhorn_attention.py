@@ -9,16 +9,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import ScoreScale, Size, TunableRate
+from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.base import Initializer, dropout
 from t2x.layers.constraints import constrain
-from t2x.layers.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.patterns import Causal, Full
+from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
-from t2x.ranges import ScoreScale, Size, TunableRate
 
 # Score of a hidden pair, as log-domain normalisation would turn infinities into NaN.
 HIDDEN = -1e9

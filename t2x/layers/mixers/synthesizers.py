@@ -9,15 +9,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.layers.attention import MultiHeadAttention
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size, TunableRate
+from t2x.layers.attention.kernels import Dense, Logits
+from t2x.layers.attention.kernels.base import softmax_dtype
+from t2x.layers.attention.multi_head import MultiHeadAttention
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Scores
-from t2x.layers.kernels import Dense, Logits
-from t2x.layers.kernels.base import softmax_dtype
-from t2x.ranges import Positive, Size, TunableRate
 
 
 @runtime_checkable

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.attention.masks import check_reads
 from t2x.layers.base import Tokens
-from t2x.layers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
 from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
-from t2x.layers.masks import check_reads
-from t2x.layers.patterns import Full, Pattern
+from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
+from t2x.layers.patterns.algebra import Full, Pattern
 
 
 @jax.tree_util.register_dataclass

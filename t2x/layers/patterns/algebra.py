@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int8
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, Text
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.tiles import (
+from t2x.layers.patterns.tiles import (
   FULL,
   SKIP,
   Bounds,
@@ -29,7 +30,6 @@ from t2x.layers.tiles import (
   union,
   within,
 )
-from t2x.ranges import Size, Text
 
 
 class Pattern(abc.ABC):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.patterns import Pattern, mark_names
-from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
+from t2x.layers.patterns.algebra import Pattern, mark_names
+from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
 
 # Whether the key is visible, class of the tile in the schedule, label, colour.
 KINDS = (

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
+from t2x.base.ranges import Natural, Size
 from t2x.layers.base import Tokens
-from t2x.layers.patterns import Pattern, require
-from t2x.layers.tiles import Bounds, Interval, Tiles
-from t2x.ranges import Natural, Size
+from t2x.layers.patterns.algebra import Pattern, require
+from t2x.layers.patterns.tiles import Bounds, Interval, Tiles
 
 
 @dataclasses.dataclass(frozen=True)

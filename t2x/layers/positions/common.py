@@ -14,13 +14,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Positive, Range, Size
 from t2x.layers.base import Initializer, Tokens, param, rows_at
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
-from t2x.layers.position_encoding import PositionEncoding, distances, frequencies
-from t2x.layers.rope_scaling import RoPEScaling
-from t2x.ranges import Natural, Positive, Range, Size
+from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies
+from t2x.layers.positions.rope_scaling import RoPEScaling
 
 
 class NoPositions(PositionEncoding):

@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
-from t2x.layers.position_encoding import PositionEncoding, Projections
-from t2x.ranges import Size
+from t2x.layers.positions.encoding import PositionEncoding, Projections
 
 
 class Disentangled(PositionEncoding):

@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.ranges import Size
 from t2x.layers.base import Tokens
-from t2x.ranges import Size
 
 # Hooks of a position encoding. Models call `embed`, token mixers call all other hooks.
 _HOOKS = frozenset({'embed', 'address', 'rotate', 'scores', 'values'})

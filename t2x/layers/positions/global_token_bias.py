@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.dtypes import Dtypes, gather
 from t2x.layers.initializers import normal
-from t2x.layers.positions import T5Bias
-from t2x.ranges import Size
+from t2x.layers.positions.common import T5Bias
 
 
 class GlobalTokenBias(T5Bias):

@@ -9,12 +9,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Positive, Size
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
-from t2x.layers.position_encoding import PositionEncoding
-from t2x.ranges import Natural, Positive, Size
+from t2x.layers.positions.encoding import PositionEncoding
 
 
 class LearnedGrid(PositionEncoding):

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size
 from t2x.layers.base import Initializer, Linear, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
-from t2x.layers.position_encoding import PositionEncoding, frequencies
-from t2x.ranges import Positive, Size
+from t2x.layers.positions.encoding import PositionEncoding, frequencies
 
 
 class RelativeSinusoids(PositionEncoding):

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
-from t2x.ranges import Positive, Size
+from t2x.base.ranges import Positive, Size
 
 
 class RoPEScaling(abc.ABC):

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal
-from t2x.layers.position_encoding import PositionEncoding, distances
-from t2x.ranges import Size
+from t2x.layers.positions.encoding import PositionEncoding, distances
 
 
 class ShawPositions(PositionEncoding):

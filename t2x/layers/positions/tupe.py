@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.base import Initializer, Linear, Tokens, param, rows_at
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal, xavier_uniform
-from t2x.layers.position_encoding import PositionEncoding
-from t2x.ranges import Size
+from t2x.layers.positions.encoding import PositionEncoding
 
 
 class TUPE(PositionEncoding):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.initializers import truncated_normal
 from t2x.layers.interfaces import Merge, Norm

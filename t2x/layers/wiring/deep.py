@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Positive, Size, TunableRate
 from t2x.layers.base import param
 from t2x.layers.dtypes import with_rank
 from t2x.layers.initializers import (
@@ -32,8 +33,7 @@ from t2x.layers.initializers import (
 )
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
-from t2x.layers.wiring import PostNorm, float32
-from t2x.ranges import NonEmpty, Positive, Size, TunableRate
+from t2x.layers.wiring.residual import PostNorm, float32
 
 
 class DeepNorm(PostNorm):

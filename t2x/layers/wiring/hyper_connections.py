@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import Positive, Range, TunableRate
 from t2x.layers.base import param
 from t2x.layers.initializers import branch_index, ones, zeros
 from t2x.layers.interfaces import Norm, Result, Wiring
 from t2x.layers.norms import LayerNorm
 from t2x.layers.products import exact_einsum
-from t2x.layers.wiring import apply_rates, float32
-from t2x.ranges import Positive, Range, TunableRate
+from t2x.layers.wiring.residual import apply_rates, float32
 
 
 class HyperConnections(nnx.Module):

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.looks import record_look
 from t2x.sweeps.report.markdown import markdown

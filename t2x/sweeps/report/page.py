@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from t2x.html_page import html_page
+from t2x.base.html_page import html_page
 from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves

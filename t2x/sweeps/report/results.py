@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.choices import Tuning, read_tuning
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines

@@ -11,7 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
-from t2x.train.retention import Retention
+from t2x.train.checkpoints.retention import Retention
 
 Abstract = Mapping[str, jax.ShapeDtypeStruct]
 Arrays = dict[str, jax.Array]

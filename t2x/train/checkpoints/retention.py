@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
 
 Metrics = Mapping[str, float]
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2x.errors import UserError
-from t2x.files import find_damage, write_checksums
-from t2x.train.checkpoints import Checkpoints
+from t2x.base.errors import UserError
+from t2x.base.files import find_damage, write_checksums
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import TEACHER, Groups, Params, join_rows
 
 # For each frozen parameter: frozen indices of its stacked dimension (null for all), and its full shape.
@@ -29,7 +29,7 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
       shutil.rmtree(old, ignore_errors=True)
   if not frozen:
     return
-  from t2x.train import orbax_files
+  from t2x.train.checkpoints import orbax_files
 
   orbax_files.write_arrays(temporary, frozen)
   if jax.process_index() == 0:
@@ -55,7 +55,7 @@ def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
     raise UserError(
       f'{folder} does not have the frozen parameters of this config: use --fresh to train from the start'
     )
-  from t2x.train import orbax_files
+  from t2x.train.checkpoints import orbax_files
 
   return orbax_files.read_arrays(folder, abstract)
 
@@ -118,7 +118,7 @@ class SavedParams:
   def _frozen_arrays(self, abstract: Mapping[str, Any]) -> Params:
     if not abstract:
       return {}
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     return orbax_files.read_some_arrays(self._folder, abstract)
 

@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from t2x.arrays import named_leaves
-from t2x.errors import UserError, first_line
-from t2x.files import find_damage, write_checksums
-from t2x.train.retention import Retention
+from t2x.base.errors import UserError, first_line
+from t2x.base.files import find_damage, write_checksums
+from t2x.layers.arrays import named_leaves
+from t2x.train.checkpoints.retention import Retention
 
 if TYPE_CHECKING:
   from orbax.checkpoint import CheckpointManager
@@ -104,7 +104,7 @@ class Checkpoints:
     Raises:
       UserError: more than `failed_saves` consecutive saves failed; earlier checkpoints are intact.
     """
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     if metrics is not None:
       self.retention.check(metrics)
@@ -256,13 +256,13 @@ class Checkpoints:
 
   def about(self, step: int) -> dict[str, Any]:
     """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format, step."""
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     return orbax_files.read_about(self.folder / str(step))
 
   def read(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Reads only the arrays in `abstract`, with its dtypes and shardings."""
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     return orbax_files.read_part(self.folder / str(step), abstract)
 
@@ -287,7 +287,7 @@ class Checkpoints:
 
   def _open(self) -> 'CheckpointManager':
     """Creates the Orbax manager, which removes incomplete checkpoints; moves corrupt ones aside."""
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     if jax.process_index() == 0:
       self.folder.mkdir(parents=True, exist_ok=True)
@@ -324,7 +324,7 @@ class Checkpoints:
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
-    from t2x.train import orbax_files
+    from t2x.train.checkpoints import orbax_files
 
     about = self.about(step)
     named = dict(named_leaves(abstract))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from t2x.text_table import text_table
+from t2x.base.text_table import text_table
 
 if TYPE_CHECKING:
+  from t2x.train.logs.run_logger import RunLogger
   from t2x.train.run import TrainingRun
-  from t2x.train.run_logger import RunLogger
 
 _ROWS = 10
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
-from t2x.train.speed import peak_flops, step_flops
-from t2x.train.step import StepSums
-from t2x.train.summary import (
+from t2x.train.logs.speed import peak_flops, step_flops
+from t2x.train.logs.summary import (
   end_screen,
   parameter_screen,
   sample_markdown,
@@ -23,8 +22,9 @@ from t2x.train.summary import (
   start_screen,
   tracker_summary,
 )
-from t2x.train.trackers import Guarded
-from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
+from t2x.train.logs.trackers import Guarded
+from t2x.train.logs.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
+from t2x.train.step import StepSums
 
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun

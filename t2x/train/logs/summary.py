@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.gpu_flags import environment_flags
+from t2x.base.text_table import text_table
 from t2x.layers import (
   AttentionInputs,
   MultiHeadAttention,
@@ -22,17 +22,17 @@ from t2x.layers import (
   RowLayout,
   Tokens,
 )
+from t2x.layers.attention.kernels import Auto
 from t2x.layers.constraints import Layout, use_layout
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.kernels import Auto
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
+from t2x.process.gpu_flags import environment_flags
 from t2x.tasks import Task
-from t2x.text_table import text_table
 from t2x.train.flops import CONVENTION, Flops, row_lengths
+from t2x.train.logs.speed import peak_flops, step_flops
+from t2x.train.logs.writers import clock, format_value
 from t2x.train.params import Blueprint, ParamInfo
-from t2x.train.speed import peak_flops, step_flops
-from t2x.train.writers import clock, format_value
 
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.errors import UserError, error_line
-from t2x.files import write_atomically
-from t2x.train.writers import MetricWriter
+from t2x.base.errors import UserError, error_line
+from t2x.base.files import write_atomically
+from t2x.train.logs.writers import MetricWriter
 
 log = logging.getLogger('t2x')
 

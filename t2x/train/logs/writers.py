@@ -18,10 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from t2x.errors import UserError
-from t2x.files import write_atomically
-from t2x.signals import stop_flag
-from t2x.terminal import console
+from t2x.base.errors import UserError
+from t2x.base.files import write_atomically
+from t2x.base.signals import stop_flag
+from t2x.base.terminal import console
 
 log = logging.getLogger('t2x')
 

@@ -18,7 +18,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def message():
   """Runs something that must fail with a UserError of one line; gives the line."""
-  from t2x.errors import UserError
+  from t2x.base.errors import UserError
 
   def call(function, *args, **kwargs):
     with pytest.raises(UserError) as caught:

@@ -7,6 +7,7 @@ import tarfile
 
 import pytest
 
+from t2x.data.samples.sentiment import FILES
 from t2x.data.sources import (
   BrownWords,
   FactbookSpans,
@@ -17,7 +18,6 @@ from t2x.data.sources import (
   parts_of_speech,
 )
 from t2x.data.sources.held_out import split_of
-from t2x.data.sources.sentiment import FILES
 
 
 @pytest.fixture

@@ -10,20 +10,11 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.api import read_experiment
+from t2x.base.errors import UserError
 from t2x.data import Batches
-from t2x.data.sources import (
-  Digits,
-  HeldOut,
-  JsonLines,
-  Part,
-  Source,
-  StandardLibrary,
-  TextFiles,
-  libreoffice,
-  standard_library,
-)
+from t2x.data.samples import libreoffice, standard_library
+from t2x.data.sources import Digits, HeldOut, JsonLines, Part, Source, StandardLibrary, TextFiles
 from t2x.data.sources.held_out import BUCKETS, SPLITS, split_of
-from t2x.errors import UserError
 
 
 def texts(count, start=0):

@@ -5,7 +5,7 @@ import pytest
 import tiny_builders  # noqa: F401
 
 from t2x.data import TFDS, Digits, Part, Resized, label_values
-from t2x.data.sources.fashion_mnist import Images
+from t2x.data.samples.fashion_mnist import Images
 
 
 def test_values_in_memory_are_read_from_all_examples():

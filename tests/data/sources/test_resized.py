@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny_sources import Listed
 
+from t2x.base.errors import UserError
 from t2x.data.sources import Digits, Resized, Source
-from t2x.errors import UserError
 
 
 def resized(image, height, width):

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from t2x.data.sources import BabelDates, Digits, Source, StandardLibrary, babel_dates
+from t2x.data.samples import babel_dates
+from t2x.data.sources import BabelDates, Digits, Source, StandardLibrary
 
 
 def test_standard_library_files_are_in_one_split_each():
@@ -30,7 +31,7 @@ def test_standard_library_splits_stay_and_are_fingerprinted(monkeypatch):
   before = source.fingerprint()
   assert before == StandardLibrary().fingerprint() != StandardLibrary(topics=False).fingerprint()
   other = (('a.py', 'a = 1\n'), ('b.py', 'b = 2\n'))
-  monkeypatch.setattr('t2x.data.sources.standard_library._files', lambda: other)
+  monkeypatch.setattr('t2x.data.samples.standard_library._files', lambda: other)
   assert source.fingerprint() != before
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from t2x.base.errors import UserError
 from t2x.data.sources import AssociativeRecall, Digits, ListOps, Pathfinder, PixelText
-from t2x.errors import UserError
 
 SMALL = {'train': 40, 'test': 20}
 

@@ -9,7 +9,7 @@ import pytest
 from applying import State, applied, empty
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   ALiBi,
   Causal,
@@ -25,7 +25,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.cache import SharedSlots
+from t2x.layers.attention.cache import SharedSlots
 
 BATCH, LENGTH, WIDTH = 2, 7, 16
 RNG = np.random.default_rng(0)

@@ -7,10 +7,10 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, Tokens, ones
 from t2x.layers.constraints import use_layout
-from t2x.layers.embeddings import float32_logits
+from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.models import LMHead
 
 IDS = jnp.asarray([[0, 3, 10], [4, 4, 1]])

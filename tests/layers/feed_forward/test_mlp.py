@@ -11,7 +11,7 @@ from flax import nnx
 
 from t2x import config as config_lib
 from t2x import layers
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import MLP, GatedMLP, Linear, normal, variance_scaling, xavier_uniform
 
 SIZE = ['MLP.hidden_dim=4']

@@ -10,9 +10,9 @@ import pytest
 from applying import applied, empty, gradient_bytes
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Call, Causal, FavorPlus, Full, LinearAttention, ReluFeatures, Tokens
-from t2x.layers.feature_maps import drawn_directions, orthogonal_normal
+from t2x.layers.mixers.feature_maps import drawn_directions, orthogonal_normal
 
 WIDTH, HEADS, LENGTH, FEATURES = 12, 2, 11, 20
 DIM = WIDTH // HEADS

@@ -7,7 +7,7 @@ import pytest
 from applying import applied, gradient_bytes
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Causal, FlowAttention, Full, Source, Tokens, Window
 
 WIDTH, HEADS, LENGTH = 12, 2, 11

@@ -9,7 +9,7 @@ import pytest
 from applying import applied, empty
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   AttentionFree,
@@ -22,7 +22,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.gated_delta import DeltaState, gated_delta_rule
+from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
 from t2x.models import Block, Decoder, LanguageModel, Stack
 
 WIDTH, HEADS, LENGTH = 12, 2, 11

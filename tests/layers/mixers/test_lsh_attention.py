@@ -7,9 +7,9 @@ import pytest
 from applying import applied, growth
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Call, Causal, Full, LSHAttention, Source, Tokens, Window
-from t2x.layers.lsh_attention import hashes
+from t2x.layers.mixers.lsh_attention import hashes
 
 WIDTH, HEADS, LENGTH = 12, 2, 23
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)

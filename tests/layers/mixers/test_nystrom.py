@@ -7,7 +7,7 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   Causal,
   Dense,
@@ -18,7 +18,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.nystrom import pseudo_inverse
+from t2x.layers.mixers.nystrom import pseudo_inverse
 from t2x.testing.subject import perturbed
 
 WIDTH, HEADS, LENGTH = 12, 2, 11

@@ -10,7 +10,7 @@ import pytest
 from applying import applied, growth
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Call, Causal, Full, RoutingAttention, RowLayout, Source, Tokens, Window
 
 WIDTH, HEADS, LENGTH, CLUSTERS, WINDOW = 12, 2, 17, 3, 5

@@ -7,7 +7,7 @@ import pytest
 from applying import applied, growth
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Causal, Full, RowLayout, SinkhornAttention, Source, Tokens, Window
 
 WIDTH, HEADS, LENGTH, BLOCK = 12, 2, 22, 4

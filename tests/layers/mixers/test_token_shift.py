@@ -8,7 +8,7 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import MLP, Causal, FeedForward, Full, Result, Source, Tokens, TokenShift
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 8)), jnp.float32)

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_patterns import marked, patterns, small, true_verdicts
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.layers.attention.masks import attention_mask, check_reads
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.big_bird import BigBird
-from t2x.layers.masks import attention_mask, check_reads
-from t2x.layers.patterns import (
+from t2x.layers.patterns.algebra import (
   Causal,
   Full,
   Global,
@@ -22,8 +21,9 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
-from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
-from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
+from t2x.layers.patterns.big_bird import BigBird
+from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
+from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
 
 lengths = st.integers(1, 40)
 PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed, BigBird)

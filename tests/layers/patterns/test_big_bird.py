@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 from random_patterns import true_verdicts
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import MLP, BigBird, Call, Causal, Full, MultiHeadAttention, RowLayout, Tokens
-from t2x.layers.kernels import AttentionInputs, Blockwise, Dense, DotProduct
-from t2x.layers.tiles import SKIP
+from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
+from t2x.layers.patterns.tiles import SKIP
 from t2x.models import Block, Stack
 
 LENGTH = 30

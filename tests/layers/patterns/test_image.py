@@ -7,11 +7,11 @@ import pytest
 from matplotlib import image
 from matplotlib.colors import to_rgb
 
-from t2x.errors import UserError
-from t2x.layers.pattern_image import EDGE, KINDS, cells, draw
-from t2x.layers.patterns import Causal, Global, Marked, Prefix, Window
-from t2x.layers.sparse_patterns import Blocks
-from t2x.layers.tiles import PARTIAL, SKIP
+from t2x.base.errors import UserError
+from t2x.layers.patterns.algebra import Causal, Global, Marked, Prefix, Window
+from t2x.layers.patterns.image import EDGE, KINDS, cells, draw
+from t2x.layers.patterns.sparse import Blocks
+from t2x.layers.patterns.tiles import PARTIAL, SKIP
 
 
 def is_seen(kinds):

@@ -10,7 +10,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   ALiBi,
   LearnedGrid,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Disentangled, Tokens
-from t2x.layers.position_encoding import Projections
+from t2x.layers.positions.encoding import Projections
 
 
 def build(**settings):

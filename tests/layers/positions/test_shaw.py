@@ -7,7 +7,7 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   XLA,
   Auto,

@@ -7,8 +7,7 @@ import pytest
 from applying import applied, empty
 from flax import nnx
 
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   TUPE,
   XLA,
@@ -21,6 +20,7 @@ from t2x.layers import (
   attention_mask,
   normal,
 )
+from t2x.layers.arrays import named_leaves
 
 WIDTH, HEADS, SIZE, LENGTH, MAX_LENGTH = 12, 2, 6, 7, 9
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)

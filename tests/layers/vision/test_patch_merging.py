@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import LayerNorm, PatchMerging, Tokens
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

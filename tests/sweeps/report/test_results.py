@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.report import read_results, report_data, write_report
 from t2x.sweeps.report.curves import curves

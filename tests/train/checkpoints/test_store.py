@@ -11,10 +11,10 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
-from t2x.arrays import named_leaves
-from t2x.errors import UserError
-from t2x.files import CHECKSUMS
-from t2x.train.checkpoints import Checkpoints
+from t2x.base.errors import UserError
+from t2x.base.files import CHECKSUMS
+from t2x.layers.arrays import named_leaves
+from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.optimizers import Adafactor
 from t2x.train.params import Blueprint
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 from points import points
 
-from t2x.errors import Interrupted, UserError
+from t2x.base.errors import Interrupted, UserError
 from t2x.sweeps.vmapped_trials import VmappedStepper
 from t2x.train import train
-from t2x.train.profiler import Operation, Profiler, operation_table, operations, read_trace
+from t2x.train.logs.profiler import Operation, Profiler, operation_table, operations, read_trace
 
 
 def traced_steps(folder):

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from t2x.train import run_logger
 from t2x.train.faults import Stop
-from t2x.train.run_logger import RunLogger
+from t2x.train.logs import run_logger
+from t2x.train.logs.run_logger import RunLogger
 from t2x.train.step import StepSums
 
 

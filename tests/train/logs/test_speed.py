@@ -9,10 +9,10 @@ from points import BATCH, points
 
 from t2x.train import train
 from t2x.train.flops import Flops
+from t2x.train.logs.speed import PEAK_FLOPS, peak_flops, step_flops
+from t2x.train.logs.summary import start_screen
+from t2x.train.logs.writers import Terminal
 from t2x.train.run import TrainingRun
-from t2x.train.speed import PEAK_FLOPS, peak_flops, step_flops
-from t2x.train.summary import start_screen
-from t2x.train.writers import Terminal
 
 PEAK = 1e9
 

@@ -35,8 +35,7 @@ from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
 from t2x.train.flops import flops_per_token
-from t2x.train.params import Blueprint
-from t2x.train.summary import (
+from t2x.train.logs.summary import (
   attention_kernels,
   end_screen,
   model_table,
@@ -45,7 +44,8 @@ from t2x.train.summary import (
   sample_text,
   start_screen,
 )
-from t2x.train.writers import JsonLines
+from t2x.train.logs.writers import JsonLines
+from t2x.train.params import Blueprint
 
 # Projections and feed-forward of a layer of width 16 with a hidden dimension of 32.
 LAYER = 4 * 16 * 16 + 2 * 16 * 32

@@ -12,13 +12,13 @@ from points import points
 
 from t2x import config as config_lib
 from t2x.api import read_config
+from t2x.base.errors import Interrupted, UserError
 from t2x.config import calls
-from t2x.errors import Interrupted, UserError
 from t2x.train import MLflow, WandB, train
-from t2x.train.trackers import Guarded, Tracker, config_values
-from t2x.train.writers import MetricWriter
+from t2x.train.logs.trackers import Guarded, Tracker, config_values
+from t2x.train.logs.writers import MetricWriter
 
-CONFIGS = sorted((Path(__file__).parents[2] / 'configs' / 'runs').glob('*.gin'))
+CONFIGS = sorted((Path(__file__).parents[3] / 'configs' / 'runs').glob('*.gin'))
 TEXT = """steps = 300
 
 Experiment:

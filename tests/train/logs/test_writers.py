@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from t2x.errors import UserError
-from t2x.signals import handle_signals
-from t2x.train import writers
-from t2x.train.writers import JsonLines, TensorBoard, Terminal
+from t2x.base.errors import UserError
+from t2x.base.signals import handle_signals
+from t2x.train.logs import writers
+from t2x.train.logs.writers import JsonLines, TensorBoard, Terminal
 
 
 def lines(path):

@@ -1,7 +1,7 @@
 """Attention kernels, which compute outputs from scores, values and a pattern. `Dense` is the reference."""
 
-from t2x.layers.kernels.auto import Auto
-from t2x.layers.kernels.base import (
+from t2x.layers.attention.kernels.auto import Auto
+from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
@@ -9,12 +9,12 @@ from t2x.layers.kernels.base import (
   Logits,
   PositionTerms,
 )
-from t2x.layers.kernels.blockwise import Blockwise
-from t2x.layers.kernels.dense import Dense
-from t2x.layers.kernels.pallas_mha import PallasMHA
-from t2x.layers.kernels.ring import Ring
-from t2x.layers.kernels.splash import Splash
-from t2x.layers.kernels.xla import XLA
+from t2x.layers.attention.kernels.blockwise import Blockwise
+from t2x.layers.attention.kernels.dense import Dense
+from t2x.layers.attention.kernels.pallas_mha import PallasMHA
+from t2x.layers.attention.kernels.ring import Ring
+from t2x.layers.attention.kernels.splash import Splash
+from t2x.layers.attention.kernels.xla import XLA
 
 __all__ = [
   'ATTENTION_OUTPUT',

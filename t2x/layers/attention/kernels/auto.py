@@ -7,15 +7,15 @@ import logging
 import jax
 from jaxtyping import Array, Float
 
+from t2x.base.ranges import Size
+from t2x.layers.attention.kernels.base import AttentionInputs, Kernel
+from t2x.layers.attention.kernels.blockwise import Blockwise
+from t2x.layers.attention.kernels.dense import Dense
+from t2x.layers.attention.kernels.pallas_mha import PallasMHA
+from t2x.layers.attention.kernels.ring import Ring
+from t2x.layers.attention.kernels.splash import Splash
+from t2x.layers.attention.kernels.xla import XLA
 from t2x.layers.constraints import num_parts
-from t2x.layers.kernels.base import AttentionInputs, Kernel
-from t2x.layers.kernels.blockwise import Blockwise
-from t2x.layers.kernels.dense import Dense
-from t2x.layers.kernels.pallas_mha import PallasMHA
-from t2x.layers.kernels.ring import Ring
-from t2x.layers.kernels.splash import Splash
-from t2x.layers.kernels.xla import XLA
-from t2x.ranges import Size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from t2x.errors import UserError
-from t2x.hyperparameters import Tunable
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import constrain
-from t2x.layers.patterns import Pattern
-from t2x.layers.position_encoding import PositionEncoding
+from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.positions.encoding import PositionEncoding
 
 # Name (`jax.ad_checkpoint.checkpoint_name`) of the arrays that a kernel needs for its backward pass besides its
 # inputs, and of its output, for rematerialisation policies that save them.

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.layers.constraints import constrain
-from t2x.layers.kernels.base import (
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
@@ -23,8 +23,8 @@ from t2x.layers.kernels.base import (
   common_layout,
   softmax_dtype,
 )
-from t2x.layers.kernels.schedule import tiles_to_visit
-from t2x.layers.kernels.tile_loops import (
+from t2x.layers.attention.kernels.schedule import tiles_to_visit
+from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
   finish,
   join_blocks,
@@ -35,8 +35,8 @@ from t2x.layers.kernels.tile_loops import (
   weighted_output,
   zeros_in,
 )
-from t2x.layers.masks import check_reads
-from t2x.ranges import Size
+from t2x.layers.attention.masks import check_reads
+from t2x.layers.constraints import constrain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from t2x.layers.base import dropout
-from t2x.layers.counting import pair_products
-from t2x.layers.kernels import merged
-from t2x.layers.kernels.base import (
+from t2x.layers.attention.kernels import merged
+from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
@@ -21,7 +19,9 @@ from t2x.layers.kernels.base import (
   softmax_dtype,
   zero_masked_queries,
 )
-from t2x.layers.masks import attention_mask
+from t2x.layers.attention.masks import attention_mask
+from t2x.layers.base import dropout
+from t2x.layers.counting import pair_products
 from t2x.layers.products import on_one_cpu
 
 

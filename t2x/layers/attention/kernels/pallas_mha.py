@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel
 from t2x.layers.base import RowLayout
 from t2x.layers.constraints import num_parts
-from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel
-from t2x.ranges import Size
 
 # `Pattern.offsets` of the supported patterns, and whether they are causal.
 _OFFSETS: dict[Any, bool] = {(None, None): False, (0, None): True}

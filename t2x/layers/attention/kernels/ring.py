@@ -16,19 +16,18 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
-from t2x.layers.base import RowLayout
-from t2x.layers.constraints import Split, constrain, split_of
-from t2x.layers.kernels.base import (
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
   Kernel,
   common_layout,
   softmax_dtype,
 )
-from t2x.layers.kernels.blockwise import Blockwise
-from t2x.layers.kernels.schedule import TileList, tiles_of_blocks
-from t2x.layers.kernels.tile_loops import (
+from t2x.layers.attention.kernels.blockwise import Blockwise
+from t2x.layers.attention.kernels.schedule import TileList, tiles_of_blocks
+from t2x.layers.attention.kernels.tile_loops import (
   Constants,
   Plan,
   attend_tiles,
@@ -41,10 +40,11 @@ from t2x.layers.kernels.tile_loops import (
   weighted_output,
   zeros_in,
 )
-from t2x.layers.masks import check_reads
-from t2x.layers.patterns import Pattern, mark_names
-from t2x.layers.tiles import SKIP, Bounds
-from t2x.ranges import Size
+from t2x.layers.attention.masks import check_reads
+from t2x.layers.base import RowLayout
+from t2x.layers.constraints import Split, constrain, split_of
+from t2x.layers.patterns.algebra import Pattern, mark_names
+from t2x.layers.patterns.tiles import SKIP, Bounds
 
 
 @dataclasses.dataclass(frozen=True)

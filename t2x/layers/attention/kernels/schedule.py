@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.layers.attention.masks import visible_tiles
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.masks import visible_tiles
-from t2x.layers.patterns import Pattern
-from t2x.layers.tiles import SKIP, Bounds
+from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.patterns.tiles import SKIP, Bounds
 
 
 @functools.partial(

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel, common_layout
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import map_shards, num_parts
-from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, common_layout
-from t2x.ranges import Size
 
 # The number of lanes of a TPU's vector registers.
 _LANES = 128
@@ -70,7 +70,7 @@ class Splash(Kernel):
     return _unsupported_pattern(inputs) or self._empty_pattern(inputs)
 
   def _empty_pattern(self, inputs: AttentionInputs) -> str | None:
-    from t2x.layers.kernels import splash_masks  # Pallas takes a fifth of a second to import.
+    from t2x.layers.attention.kernels import splash_masks
 
     lengths = inputs.q_len, inputs.k_len
     if splash_masks.is_empty(inputs.pattern, *lengths, *self._blocks(*lengths)):
@@ -83,7 +83,7 @@ class Splash(Kernel):
     return [max(size for size in sizes if length % size == 0) for length in lengths]
 
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    from t2x.layers.kernels import splash_masks
+    from t2x.layers.attention.kernels import splash_masks
 
     scores = inputs.scores
     assert isinstance(scores, DotProduct)  # `supports` requires it.

@@ -9,10 +9,10 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from t2x.layers.attention.kernels.base import ATTENTION_OUTPUT
 from t2x.layers.base import Tokens
-from t2x.layers.kernels.base import ATTENTION_OUTPUT
-from t2x.layers.patterns import Pattern
-from t2x.layers.tiles import SKIP
+from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.patterns.tiles import SKIP
 
 
 @functools.cache

@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.layers.base import keep_probability
-from t2x.layers.dtypes import with_rank
-from t2x.layers.kernels.base import (
+from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,
   apply_soft_cap,
   softmax_dtype,
 )
+from t2x.layers.attention.masks import visible
+from t2x.layers.base import keep_probability
+from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
-from t2x.layers.masks import visible
-from t2x.layers.patterns import Pattern
+from t2x.layers.patterns.algebra import Pattern
 
 
 def tile_dropout(

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.constraints import num_parts
-from t2x.layers.kernels.base import (
+from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
   Kernel,
   zero_masked_queries,
 )
-from t2x.layers.masks import attention_mask
-from t2x.layers.patterns import Pattern
+from t2x.layers.attention.masks import attention_mask
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.constraints import num_parts
+from t2x.layers.patterns.algebra import Pattern
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.errors import UserError
-from t2x.layers.base import Tokens
-from t2x.layers.kernels import (
+from t2x.base.errors import UserError
+from t2x.layers.attention.kernels import (
   XLA,
   AttentionInputs,
   Auto,
@@ -19,8 +18,9 @@ from t2x.layers.kernels import (
   DotProduct,
   PositionTerms,
 )
-from t2x.layers.patterns import Causal, Full, Window
-from t2x.layers.positions import ALiBi
+from t2x.layers.base import Tokens
+from t2x.layers.patterns.algebra import Causal, Full, Window
+from t2x.layers.positions.common import ALiBi
 
 SCALE = 0.3
 BIAS = PositionTerms(ALiBi(8, num_heads=4, rngs=nnx.Rngs(0)), SCALE)

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.layers.kernels.dense import softmax
+from t2x.layers.attention.kernels.dense import softmax
 
 SCORES = jax.random.normal(jax.random.key(0), (2, 3, 5)).at[0, 1].set(jnp.finfo(jnp.float32).min)
 

@@ -12,10 +12,8 @@ from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from t2x.errors import UserError
-from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.constraints import use_layout
-from t2x.layers.kernels import (
+from t2x.base.errors import UserError
+from t2x.layers.attention.kernels import (
   XLA,
   AttentionInputs,
   Auto,
@@ -24,7 +22,9 @@ from t2x.layers.kernels import (
   DotProduct,
   PallasMHA,
 )
-from t2x.layers.patterns import Causal, Full, Window
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.constraints import use_layout
+from t2x.layers.patterns.algebra import Causal, Full, Window
 
 SCALE = 0.3
 LENGTH = 32

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.errors import UserError
-from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.kernels import (
+from t2x.base.errors import UserError
+from t2x.layers.attention.kernels import (
   XLA,
   AttentionInputs,
   Blockwise,
@@ -19,10 +18,11 @@ from t2x.layers.kernels import (
   DotProduct,
   PositionTerms,
 )
-from t2x.layers.kernels.tile_loops import tile_dropout
-from t2x.layers.patterns import Causal, Full, Global, Marked, Prefix, Window, mark_names
-from t2x.layers.position_encoding import PositionEncoding
-from t2x.layers.sparse_patterns import Blocks
+from t2x.layers.attention.kernels.tile_loops import tile_dropout
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.patterns.algebra import Causal, Full, Global, Marked, Prefix, Window, mark_names
+from t2x.layers.patterns.sparse import Blocks
+from t2x.layers.positions.encoding import PositionEncoding
 
 SCALE = 0.3
 LEAVES = [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from equations import equations
 
-from t2x.layers import kernels
+from t2x.layers.attention import kernels
+from t2x.layers.attention.kernels import dense, merged
+from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct
 from t2x.layers.base import Tokens
-from t2x.layers.kernels import dense, merged
-from t2x.layers.kernels.base import AttentionInputs, DotProduct
-from t2x.layers.patterns import Causal, Full
+from t2x.layers.patterns.algebra import Causal, Full
 
 HIDDEN = np.finfo(np.float32).min
 BATCH, QUERIES, KEYS, HEADS, DIM, V_DIM = 3, 18, 25, 2, 8, 6

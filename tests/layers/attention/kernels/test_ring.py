@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import Auto, Blocks, Causal, Full, Global, Logits, Marked, Ring, Window
+from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
+from t2x.layers.attention.kernels.ring import _route
+from t2x.layers.attention.kernels.schedule import tiles_of_blocks
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import use_layout
-from t2x.layers.kernels import AttentionInputs, Blockwise, Dense, DotProduct
-from t2x.layers.kernels.ring import _route
-from t2x.layers.kernels.schedule import tiles_of_blocks
-from t2x.layers.tiles import SKIP, Bounds
+from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.parallel import Activations, Mesh
 
 ROW = RowLayout.CONTIGUOUS

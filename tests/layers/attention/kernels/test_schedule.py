@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_patterns import marked, patterns, small, true_verdicts
 
+from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
+from t2x.layers.attention.kernels.schedule import tiles_to_visit
+from t2x.layers.attention.masks import visible
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.kernels import AttentionInputs, Blockwise, Dense, DotProduct
-from t2x.layers.kernels.schedule import tiles_to_visit
-from t2x.layers.masks import visible
-from t2x.layers.patterns import Causal, Marked, Prefix, Window
-from t2x.layers.tiles import FULL, PARTIAL, SKIP
+from t2x.layers.patterns.algebra import Causal, Marked, Prefix, Window
+from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
 
 
 def visited(pattern, q, k, q_block, k_block, layout):

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.errors import UserError
+from t2x.base.errors import UserError
 from t2x.layers import (
   ALiBi,
   AttentionInputs,
