@@ -21,7 +21,7 @@ MAY_IMPORT = {
   'look': {'tasks', 'data', 'models', 'layers'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
   'runs': {'config', 'sweeps', 'train'},
-  'interop': {'train', 'tasks', 'decode', 'models', 'layers'},
+  'interop': {'config', 'train', 'tasks', 'data', 'decode', 'models', 'layers'},
   'plan': {'train', 'models', 'parallel'},
   'testing': {'train', 'models', 'layers', 'parallel'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
