@@ -13,6 +13,8 @@ from t2x.config.registry import Registry
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding
 
+__all__ = ['did_you_mean', 'split_scope']
+
 Scope = tuple[str, ...]
 
 

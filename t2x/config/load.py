@@ -15,6 +15,8 @@ from t2x.config.resolve import Resolver, build, calls
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
 
+__all__ = ['Config', 'load', 'registry']
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Config:

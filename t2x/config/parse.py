@@ -26,6 +26,8 @@ from t2x.config.values import (
   map_leaves,
 )
 
+__all__ = ['GinText', 'Statement', 'expanded', 'macros_in', 'parse_files']
+
 # Search folder in a rendered config, so that a run folder finds the user's modules.
 SEARCH_COMMENT = '# modules in: '
 

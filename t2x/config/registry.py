@@ -20,6 +20,8 @@ from t2x.config.signature import Part, describe
 from t2x.config.trust import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
 
+__all__ = ['Registry']
+
 
 class Registry:
   """Maps names to parts (classes, functions and callable objects).
@@ -44,7 +46,8 @@ class Registry:
     return registry
 
   def add(self, module: types.ModuleType, alias: str | None = None) -> None:
-    """Adds the exports of a module: its `__all__`, else the public classes and functions it defines."""
+    """Adds the exports of a module: its `__all__`, or that of its modules, else the public classes and functions
+    it defines."""
     for name in _exported(module):
       self.add_object(alias or module.__name__, name, getattr(module, name))
 
@@ -147,6 +150,11 @@ def _permanent_objects() -> Iterator[None]:
 def _exported(module: types.ModuleType) -> list[str]:
   if hasattr(module, '__all__'):
     return list(module.__all__)
+  # A package exports what it re-exports of its modules.
+  inside = [m for name, m in list(sys.modules.items()) if name.startswith(f'{module.__name__}.')]
+  listed = {name for m in inside for name in getattr(m, '__all__', ())}
+  if listed:
+    return sorted(name for name in listed if hasattr(module, name))
 
   def own(obj):
     home = getattr(obj, '__module__', None) or ''

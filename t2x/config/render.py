@@ -18,6 +18,17 @@ from t2x.config.signature import Part
 from t2x.config.type_check import has_role, is_tunable
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
 
+__all__ = [
+  'canonical',
+  'diff',
+  'differences',
+  'hyperparameters',
+  'identity',
+  'parameters_with',
+  'render',
+  'show',
+]
+
 _WIDTH = 100
 
 

@@ -20,6 +20,8 @@ from t2x.config.signature import BUILDER_ARGUMENTS, MISSING, Parameter, Part
 from t2x.config.type_check import convert
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 
+__all__ = ['calls', 'key_of']
+
 
 @dataclasses.dataclass(eq=False)
 class Argument:

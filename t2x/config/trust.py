@@ -22,6 +22,8 @@ from pathlib import Path
 from t2x.base.errors import UserError
 from t2x.base.files import file_lock, write_atomically
 
+__all__ = ['trust', 'trust_everything']
+
 # Further trusted folders, joined by os.pathsep, which child processes inherit. The value EVERYTHING means
 # `--trust`.
 VARIABLE, EVERYTHING = 'T2X_TRUST', '*'

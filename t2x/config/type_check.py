@@ -19,6 +19,8 @@ from t2x.config.signature import Part
 from t2x.config.type_names import UNIONS, plain_hint, with_article, words
 from t2x.config.values import Reference, to_gin
 
+__all__ = ['problem']
+
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)
 _SCALARS: dict[Any, tuple[type, ...]] = {

@@ -6,6 +6,8 @@ from typing import Any
 
 from t2x.base.errors import UserError
 
+__all__ = ['COMMAND_LINE', 'Finding', 'Macro', 'gin_of', 'raise_findings', 'to_gin']
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:

@@ -1,187 +1,50 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
-from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
-from t2x.data.best_fit import BestFitDocuments, BestFitPairs, JoinedPairs
-from t2x.data.buckets import Buckets, ByLength, CutToBucket, bucket_lengths
-from t2x.data.cache import Rows, token_rows
-from t2x.data.corruption import CorruptSpans, FitSides
-from t2x.data.crops import CentralCrop, Crop, CropAndResize, RandomResizedCrop
-from t2x.data.fetch import fetch
-from t2x.data.images import Augmentation, PrepareImage, channel_statistics, check_label
-from t2x.data.inspect import inspect_batches
-from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
-from t2x.data.masking import MaskTokens
-from t2x.data.mixtures import (
-  FixedWeights,
-  Interleaved,
-  MixtureRows,
-  MixtureTransform,
-  MixtureWeights,
-  ProportionalWeights,
-  StagedWeights,
-)
-from t2x.data.overlap import Overlap, find_overlap
-from t2x.data.packing import (
-  ConcatenateAndSplit,
-  DocumentPlan,
-  FullRows,
-  PackPairs,
-  PadPairs,
-  PairPlan,
-  RestartPositions,
-)
-from t2x.data.prefetching import prefetch
-from t2x.data.rand_augment import RandAugment
-from t2x.data.resegmenting import Resegment, SampledPieces
-from t2x.data.skipping import Skipping
-from t2x.data.sources import (
-  CSV,
-  TFDS,
-  TSV,
-  AssociativeRecall,
-  BabelDates,
-  BrownWords,
-  Deduplicated,
-  Digits,
-  FactbookSpans,
-  FashionMNIST,
-  HeldOut,
-  HubDataset,
-  ImageFolder,
-  Joined,
-  JsonLines,
-  LibreOfficeHelp,
-  ListOps,
-  Parquet,
-  Part,
-  Pathfinder,
-  PixelText,
-  Prefixed,
-  Resized,
-  SentimentSnippets,
-  Source,
-  StandardLibrary,
-  TextFiles,
-  brown_tags,
-  label_values,
-  name_spans,
-  parts_of_speech,
-)
-from t2x.data.sources.digests import files_of, verify_files
-from t2x.data.spans import SpanWindows
-from t2x.data.statistics import Statistics, split_statistics, write_statistics
-from t2x.data.tokenizers import (
-  BPE,
-  Bytes,
-  Characters,
-  HubTokenizer,
-  RunTokenizer,
-  SentencePiece,
-  Tokenizer,
-  TokenizerConfig,
-  WordPiece,
-  load_hub_tokenizer,
-  load_tokenizer,
-)
-
-__all__ = [
-  'BPE',
-  'CSV',
-  'TFDS',
-  'TSV',
-  'AssociativeRecall',
-  'Augmentation',
-  'BabelDates',
-  'Batches',
-  'BestFitDocuments',
-  'BestFitPairs',
-  'BrownWords',
-  'Buckets',
-  'ByLength',
-  'Bytes',
-  'CentralCrop',
-  'Chain',
-  'Characters',
-  'ConcatenateAndSplit',
-  'CorruptSpans',
-  'Crop',
-  'CropAndResize',
-  'CutToBucket',
-  'Deduplicated',
-  'Digits',
-  'DocumentPlan',
-  'FactbookSpans',
-  'FashionMNIST',
-  'FitSides',
-  'FixedWeights',
-  'FullRows',
-  'HeldOut',
-  'HubDataset',
-  'HubTokenizer',
-  'ImageFolder',
-  'InOrder',
-  'Interleaved',
-  'Joined',
-  'JoinedPairs',
-  'JsonLines',
-  'LabelledPlan',
-  'LabelledTexts',
-  'LabelledWords',
-  'LibreOfficeHelp',
-  'ListOps',
-  'MaskTokens',
-  'MixtureRows',
-  'MixtureTransform',
-  'MixtureWeights',
-  'Order',
-  'Overlap',
-  'PackPairs',
-  'PadPairs',
-  'PairPlan',
-  'Parquet',
-  'Part',
-  'Pathfinder',
-  'PixelText',
-  'Prefixed',
-  'PrepareImage',
-  'ProportionalWeights',
-  'RandAugment',
-  'RandomResizedCrop',
-  'Resegment',
-  'Resized',
-  'RestartPositions',
-  'Rows',
-  'RunTokenizer',
-  'SampledPieces',
-  'SentencePiece',
-  'SentimentSnippets',
-  'Skipping',
-  'Source',
-  'SpanWindows',
-  'StagedWeights',
-  'StandardLibrary',
-  'Statistics',
-  'TextFiles',
-  'Tokenizer',
-  'TokenizerConfig',
-  'WordPiece',
-  'brown_tags',
-  'bucket_lengths',
-  'channel_statistics',
-  'check_label',
-  'evaluation_batches',
-  'fetch',
-  'files_of',
-  'find_overlap',
-  'inspect_batches',
-  'label_values',
-  'load_hub_tokenizer',
-  'load_tokenizer',
-  'name_spans',
-  'parts_of_speech',
-  'prefetch',
-  'split_statistics',
-  'token_rows',
-  'verify_files',
-  'write_statistics',
-]
+from t2x.data.batches import *
+from t2x.data.best_fit import *
+from t2x.data.buckets import *
+from t2x.data.cache import *
+from t2x.data.corruption import *
+from t2x.data.crops import *
+from t2x.data.fetch import *
+from t2x.data.images import *
+from t2x.data.inspect import *
+from t2x.data.labelled import *
+from t2x.data.masking import *
+from t2x.data.mixtures import *
+from t2x.data.overlap import *
+from t2x.data.packing import *
+from t2x.data.prefetching import *
+from t2x.data.rand_augment import *
+from t2x.data.resegmenting import *
+from t2x.data.samples.babel_dates import *
+from t2x.data.samples.brown import *
+from t2x.data.samples.digits import *
+from t2x.data.samples.factbook import *
+from t2x.data.samples.fashion_mnist import *
+from t2x.data.samples.libreoffice import *
+from t2x.data.samples.sentiment import *
+from t2x.data.samples.standard_library import *
+from t2x.data.skipping import *
+from t2x.data.sources.base import *
+from t2x.data.sources.deduplicated import *
+from t2x.data.sources.digests import *
+from t2x.data.sources.fields import *
+from t2x.data.sources.files import *
+from t2x.data.sources.held_out import *
+from t2x.data.sources.hub_dataset import *
+from t2x.data.sources.image_folder import *
+from t2x.data.sources.parquet import *
+from t2x.data.sources.resized import *
+from t2x.data.sources.subset import *
+from t2x.data.sources.synthetic import *
+from t2x.data.sources.tfds_source import *
+from t2x.data.spans import *
+from t2x.data.statistics import *
+from t2x.data.tokenizers import load_tokenizer as load_tokenizer
+from t2x.data.tokenizers.base import *
+from t2x.data.tokenizers.characters import *
+from t2x.data.tokenizers.hub import *
+from t2x.data.tokenizers.run_tokenizer import *
+from t2x.data.tokenizers.sentencepiece import *
+from t2x.data.tokenizers.trained import *

@@ -17,6 +17,8 @@ from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import shuffled
 
+__all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'evaluation_batches']
+
 Batch = dict[str, np.ndarray]
 Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
 

@@ -10,6 +10,8 @@ from t2x.base.errors import UserError
 from t2x.data.packing import DocumentPlan, PackPairs, PairPlan, check_positive, empty_row, put
 from t2x.data.plans import Column, Row
 
+__all__ = ['BestFitDocuments', 'BestFitPairs', 'JoinedPairs']
+
 
 @dataclasses.dataclass(frozen=True)
 class BestFitDocuments(DocumentPlan):

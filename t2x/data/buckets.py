@@ -17,6 +17,8 @@ from t2x.data.mixtures import interleaved
 from t2x.data.plans import segments_of
 from t2x.data.shuffling import seed_of, shuffled
 
+__all__ = ['Buckets', 'ByLength', 'CutToBucket', 'bucket_lengths']
+
 # Number of rows whose lengths are computed at once.
 CHUNK = 1 << 16
 

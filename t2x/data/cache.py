@@ -28,6 +28,8 @@ from t2x.data.plans import Item, Plan, segments_of
 from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, prepare
 from t2x.data.tokenizers import Tokenizer
 
+__all__ = ['Rows', 'token_rows']
+
 log = logging.getLogger('t2x')
 
 # Increment when the same plan produces other rows. A run with another fingerprint is not resumed.

@@ -14,6 +14,8 @@ from jaxtyping import Bool, Int
 
 from t2x.base.errors import UserError
 
+__all__ = ['CorruptSpans', 'FitSides']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorruptSpans:

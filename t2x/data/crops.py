@@ -11,6 +11,8 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Range
 
+__all__ = ['CentralCrop', 'Crop', 'CropAndResize', 'RandomResizedCrop']
+
 Share = Annotated[float, Range('0 < x <= 1')]
 
 

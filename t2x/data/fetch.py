@@ -18,6 +18,8 @@ from t2x.base.errors import UserError
 from t2x.base.files import check_new_folder
 from t2x.data.prepared_folders import cache_folder, prepare
 
+__all__ = ['fetch']
+
 log = logging.getLogger('t2x')
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from t2x.base.errors import UserError
 
+__all__ = ['Augmentation', 'PrepareImage', 'channel_statistics', 'check_label']
+
 # Resizing may leave the range of the pixels by so much.
 _ROUNDING = 1e-3
 

@@ -12,6 +12,8 @@ from t2x.data.batches import Batch, Batches
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
+__all__ = ['inspect_batches']
+
 COLUMNS = ('tokens', 'source', 'target')
 # Alternated, so that the boundaries of tokens and segments are visible.
 COLOURS = (('cyan', 'bright_cyan'), ('green', 'bright_green'), ('yellow', 'bright_yellow'))

@@ -16,6 +16,8 @@ from t2x.base.errors import UserError
 from t2x.data.plans import Column, Plan, Row, text_of
 from t2x.data.tokenizers import Encoding, Located, Tokenizer
 
+__all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledPlan(Plan):

@@ -14,6 +14,8 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.tokenizers import Tokenizer
 
+__all__ = ['MaskTokens']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskTokens:

@@ -21,6 +21,16 @@ from t2x.data.batches import Order, Transform, rows_fingerprint
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
 
+__all__ = [
+  'FixedWeights',
+  'Interleaved',
+  'MixtureRows',
+  'MixtureTransform',
+  'MixtureWeights',
+  'ProportionalWeights',
+  'StagedWeights',
+]
+
 # (first step, name -> weight) of each stage of a mixture; the first stage starts at step 0.
 Stages = Sequence[tuple[int, Mapping[str, float]]]
 # Shares and phases are rounded to multiples of 2^-30, so that counts are exact integers.

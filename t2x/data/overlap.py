@@ -11,6 +11,8 @@ import numpy as np
 
 from t2x.data.ngrams import hashed_batches, words_of
 
+__all__ = ['Overlap', 'find_overlap']
+
 
 class Match(NamedTuple):
   """A held-out example that overlaps.

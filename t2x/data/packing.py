@@ -20,6 +20,16 @@ from t2x.base.errors import UserError
 from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
 from t2x.data.tokenizers import SpecialIds, Tokenizer
 
+__all__ = [
+  'ConcatenateAndSplit',
+  'DocumentPlan',
+  'FullRows',
+  'PackPairs',
+  'PadPairs',
+  'PairPlan',
+  'RestartPositions',
+]
+
 # Number of characters to tokenise at once.
 BATCH = 1 << 20
 # Number of characters whose tokens are decoded again, to notice tokenizers that change the text.

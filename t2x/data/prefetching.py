@@ -16,6 +16,8 @@ from t2x.base.errors import UserError
 from t2x.data.batches import Batch
 from t2x.process.allocator import set_worker_allocator
 
+__all__ = ['prefetch']
+
 
 @runtime_checkable
 class ByStep(Protocol):

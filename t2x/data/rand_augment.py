@@ -14,6 +14,8 @@ from t2x.data.images import Augmentation, check_pixels
 if TYPE_CHECKING:
   from PIL.Image import Image
 
+__all__ = ['RandAugment']
+
 # The largest magnitude, and the strength of each operation at it: the ranges of AutoAugment
 # (https://arxiv.org/abs/1805.09501, table 6), oriented so that a larger magnitude changes more.
 LARGEST = 10

@@ -12,6 +12,8 @@ from t2x.data.packing import add_positions
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
+__all__ = ['Resegment', 'SampledPieces']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledPieces:

@@ -7,6 +7,8 @@ from t2x.base.ranges import Natural
 from t2x.data.batches import Batch
 from t2x.data.prefetching import ByStep
 
+__all__ = ['Skipping']
+
 
 @dataclasses.dataclass
 class Skipping:

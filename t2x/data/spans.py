@@ -12,6 +12,8 @@ from t2x.data.labelled import LabelledPlan
 from t2x.data.plans import Column, text_of
 from t2x.data.tokenizers import Located, Tokenizer
 
+__all__ = ['SpanWindows']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanWindows(LabelledPlan):

@@ -17,6 +17,8 @@ from t2x.data.inspect import COLUMNS
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
+__all__ = ['Statistics', 'split_statistics', 'write_statistics']
+
 # Number of characters to tokenise at once.
 BATCH = 1 << 20
 # Statistics of prepared rows that are numbers of examples, with their description.

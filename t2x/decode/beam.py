@@ -14,6 +14,8 @@ from t2x.decode.stopping import Stopping, WhenCertain
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.decode.top_k import top_k
 
+__all__ = ['Beam']
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

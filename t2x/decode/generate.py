@@ -27,6 +27,8 @@ from t2x.layers.marks import Marks
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models import DecodingModel
 
+__all__ = ['generate']
+
 
 def generate(
   model: DecodingModel,

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Finite
 
+__all__ = ['GNMT', 'AverageLength', 'LengthPenalty']
+
 
 class LengthPenalty(abc.ABC):
   """score(Y) = log P(Y) / divisor(|Y|), with a positive divisor that is monotonic in |Y|."""

@@ -22,6 +22,19 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, NonEmpty, ScoreScale, Size
 
+__all__ = [
+  'ForceFirst',
+  'ForceLast',
+  'GeneratedOnly',
+  'History',
+  'MinLength',
+  'MinNewTokens',
+  'NoRepeatNGram',
+  'Processor',
+  'RepetitionPenalty',
+  'SuppressTokens',
+]
+
 Scores = Float[Array, 'batch copies vocab']
 
 

@@ -15,6 +15,8 @@ from t2x.base.ranges import Range, ScoreScale, Size
 from t2x.decode.strategy import Generated, Strategy
 from t2x.decode.top_k import top_k
 
+__all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
+
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
   """Keeps the `k` largest logits and all equal to the k-th; sets the rest to -inf."""

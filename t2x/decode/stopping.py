@@ -17,6 +17,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.penalties import LengthPenalty
 
+__all__ = ['AtCurrentLength', 'Stopping', 'WhenCertain', 'WhenFull']
+
 
 class Stopping(abc.ABC):
   """Base of stopping criteria. Subclasses are frozen dataclasses because jit treats them as static."""

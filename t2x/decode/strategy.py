@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.decode.processors import History, Processor
 
+__all__ = ['Generated', 'Request', 'Strategy']
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,8 @@ from t2x.layers import (
 )
 from t2x.layers.arrays import named_leaves
 
+__all__ = ['export']
+
 # Attributes and attention kernels of t2x that do not change the outputs of a model at inference.
 IGNORED_ATTRIBUTES = {
   'chunk',

@@ -23,6 +23,8 @@ from t2x.base.external_files import (
 from t2x.interop.rules import Rule
 from t2x.interop.template import Part, has_option, is_part, read_back, write
 
+__all__ = ['Family']
+
 # Hugging Face activation -> t2x activation. The first name of an activation is exported.
 ACTIVATIONS: Mapping[str, str] = {
   'gelu': 'gelu_exact',

@@ -20,6 +20,8 @@ from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
 from t2x.layers.arrays import Lazy, named_leaves
 
+__all__ = ['HFModel']
+
 
 class HFModel:
   """A Hugging Face folder with config.json and safetensors; reads no weights when it is built.

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from t2x.base.errors import UserError, is_printable
 
+__all__ = ['Job', 'default_name']
+
 # Names of environment variables that hold secrets.
 _SECRET = re.compile(r'(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$', re.IGNORECASE)
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')

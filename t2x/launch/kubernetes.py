@@ -10,6 +10,8 @@ from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_word
 from t2x.launch.template import fill, yaml_text
 
+__all__ = ['GpuNodes', 'Kubernetes', 'TpuSlices']
+
 # Node labels of GKE by kind of TPU.
 _TPU_LABELS = {
   'v4': 'tpu-v4-podslice',

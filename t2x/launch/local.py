@@ -7,6 +7,8 @@ from typing import ClassVar
 from t2x.launch.job import Job, device_exports
 from t2x.launch.template import fill
 
+__all__ = ['Local']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Local:

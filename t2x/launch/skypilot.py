@@ -9,6 +9,8 @@ from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_variable, check_word
 from t2x.launch.template import fill, yaml_text
 
+__all__ = ['SkyPilot']
+
 # Devices of JAX per unit of the size of a TPU slice: units are cores except for v5e and v6e.
 _TPU_DEVICES = {'v2': 1.0, 'v3': 1.0, 'v4': 0.5, 'v5litepod': 1.0, 'v5p': 0.5, 'v6e': 1.0}
 

@@ -10,6 +10,8 @@ from t2x.base.errors import UserError
 from t2x.launch.job import Job, check_word, device_exports, quoted_binding, refuse_secrets
 from t2x.launch.template import fill
 
+__all__ = ['Allocation', 'Slurm', 'SlurmSweep']
+
 _TIME = re.compile(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?')
 # Directives that the templates set.
 _OWN = {

@@ -5,6 +5,8 @@ from typing import ClassVar, Protocol
 
 from t2x.launch.job import Job
 
+__all__ = ['Target', 'render']
+
 
 class Target(Protocol):
   """A system that starts the processes of a run.

@@ -21,6 +21,8 @@ from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.products import project
 
+__all__ = ['Initializer', 'Linear', 'RowLayout', 'Tokens', 'dropout', 'param']
+
 Initializer = Callable[..., Array]
 Key = Array
 Kind = Literal['matrix', 'table', 'filter', 'vector', 'scalar', 'identity']

@@ -18,6 +18,20 @@ from jaxtyping import Array
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
 
+__all__ = [
+  'depth_scaled',
+  'fixup',
+  'he_normal',
+  'lecun_normal',
+  'normal',
+  'ones',
+  'truncated_normal',
+  'variance_scaling',
+  'width_normal',
+  'xavier_uniform',
+  'zeros',
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerNumbers:

@@ -20,6 +20,25 @@ from t2x.layers.base import Tokens, write
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.positions.encoding import PositionEncoding
 
+__all__ = [
+  'NO_AUX',
+  'Aux',
+  'BranchWiring',
+  'Cache',
+  'Call',
+  'CrossSublayer',
+  'ExtrasSublayer',
+  'GridPositions',
+  'Merge',
+  'Norm',
+  'Result',
+  'Scores',
+  'Slots',
+  'Source',
+  'Sublayer',
+  'Wiring',
+]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,8 @@ from t2x.base.errors import UserError
 from t2x.layers.arrays import named_leaves, named_variables
 from t2x.layers.initializers import build_context, std_of
 
+__all__ = ['initialized', 'named_key', 'stacked']
+
 Part = TypeVar('Part')
 
 

@@ -16,6 +16,8 @@ from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import build_context, building, ones, zeros
 from t2x.layers.interfaces import Norm
 
+__all__ = ['LayerNorm', 'RMSNorm']
+
 
 def _vector(init: Initializer, size: int, rngs: nnx.Rngs) -> nnx.Param:
   axes = (build_context().axis,)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
+__all__ = ['Attention', 'Grid', 'HeadStatistics']
+
 
 @dataclasses.dataclass(frozen=True)
 class HeadStatistics:

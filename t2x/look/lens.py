@@ -17,6 +17,8 @@ from jaxtyping import Float, Int
 from t2x.layers import Tokens
 from t2x.look.anatomy import Side, class_logits
 
+__all__ = ['Lens', 'TokenLosses']
+
 # Number of predictions per token and layer.
 TOP = 5
 # Rows of a batch in which one token each is masked.

@@ -25,6 +25,8 @@ from t2x.look.parameters import Neighbours, PositionVectors, neighbours, positio
 from t2x.look.patterns import InteractionMatrix, matrices_of
 from t2x.tasks.inspection import Inspection, in_order
 
+__all__ = ['MAX_PATCHES', 'MAX_TOKENS', 'Look', 'look_at_image', 'look_at_pair', 'look_at_text']
+
 # Maximum number of tokens of a text, and of an image, unless the caller sets another.
 MAX_TOKENS, MAX_PATCHES = 128, 256
 # Maximum number of queries and keys in the picture of a pattern.

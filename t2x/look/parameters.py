@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from t2x.layers import FactorisedEmbedding, PositionEncoding, TokenEmbedding, Tokens
 from t2x.look.attention import Grid
 
+__all__ = ['Neighbour', 'Neighbours', 'PositionVectors']
+
 # Maximum number of positions in a picture, from 0.
 MAX_POSITIONS = 128
 

@@ -9,6 +9,8 @@ from jaxtyping import Bool
 from t2x.layers import Pattern, Tokens
 from t2x.layers.patterns.image import example_marks
 
+__all__ = ['InteractionMatrix', 'interaction_matrix', 'matrices_of']
+
 
 @dataclasses.dataclass(frozen=True)
 class InteractionMatrix:

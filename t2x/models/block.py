@@ -40,6 +40,8 @@ from t2x.layers.initializers import building
 from t2x.layers.wiring.residual import apply_rates, depth_factor
 from t2x.models.interfaces import Layer
 
+__all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
+
 
 class _Block(nnx.Module):
   """Base class of blocks: named sublayers, an attention pattern and an optional position encoding.

@@ -34,6 +34,8 @@ from t2x.models.cache import BodyCache
 from t2x.models.interfaces import Body, LayerStack, Output
 from t2x.models.stack import Stack
 
+__all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
+
 Part = TypeVar('Part')
 
 

@@ -12,6 +12,17 @@ from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import ClassHead, Head, OutputHead
 from t2x.models.spec import OutputKind
 
+__all__ = [
+  'Classifier',
+  'PooledClassifier',
+  'Pooler',
+  'SequenceClassifier',
+  'TokenClassifier',
+  'first_token',
+  'last_token',
+  'mean_tokens',
+]
+
 
 class Pooler(nnx.Module):
   """BERT's sequence vector: tanh of a projection of the first token."""

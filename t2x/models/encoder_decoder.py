@@ -22,6 +22,8 @@ from t2x.models.language_model import select
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 
+__all__ = ['EncoderDecoder']
+
 
 class EncoderDecoder(nnx.Module):
   """Computes logits over the target vocabulary from source ids and target ids.

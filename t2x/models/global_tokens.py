@@ -21,6 +21,8 @@ from t2x.layers import (
 from t2x.layers.base import param
 from t2x.layers.dtypes import broadcast
 
+__all__ = ['GlobalTokens']
+
 
 class GlobalTokens(nnx.Module):
   """Token embedding of an encoder that prepends `n` learned global tokens to each row.

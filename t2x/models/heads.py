@@ -35,6 +35,8 @@ from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import Sums, classification_sums
 from t2x.models.spec import OutputKind
 
+__all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']
+
 
 class LogitHead(nnx.Module):
   """Base class of heads that compute logits for each token; a subclass defines `logits`.

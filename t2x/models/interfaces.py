@@ -14,6 +14,8 @@ from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec, OutputKind
 
+__all__ = ['DecodingModel', 'Head', 'Model', 'Output', 'OutputHead', 'TextModel']
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,8 @@ from t2x.models.interfaces import Body, DecodingModel, Head, Output, OutputHead,
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 
+__all__ = ['LanguageModel']
+
 
 def select(
   x: Float[Array, 'batch length d_model'], index: Int[Array, 'batch picked']

@@ -13,6 +13,8 @@ from t2x.layers.constraints import constrain
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import Head
 
+__all__ = ['MixtureOfSoftmaxes']
+
 
 class MixtureOfSoftmaxes(LogitHead):
   """Computes log sum_k prior_k(x) softmax(head(tanh(W_k x + b_k))) with prior(x) = softmax(P x).

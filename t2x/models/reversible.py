@@ -23,6 +23,8 @@ from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
 from t2x.models.stack import Layers, Stack, randomness, restrict_call
 
+__all__ = ['ReversibleStack', 'concatenated_streams', 'mean_of_streams']
+
 Merge = Callable[[Array, Array], Array]
 
 

@@ -29,6 +29,8 @@ from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import LayerStack
 from t2x.models.stack import Stack
 
+__all__ = ['Segments']
+
 
 class Segments(nnx.Module):
   """Applies a stack to segments of `length` tokens of each row in turn; every attention layer also attends to

@@ -5,6 +5,8 @@ from typing import Literal
 
 from t2x.layers import Pattern
 
+__all__ = ['Inputs', 'ModelSpec', 'OutputKind']
+
 Inputs = Literal['a text', 'a source and a target', 'images']
 # Logits over the vocabulary per token, over classes per row or per token; or vectors.
 OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']

@@ -27,6 +27,8 @@ from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
 
+__all__ = ['Stack']
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

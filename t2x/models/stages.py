@@ -15,6 +15,8 @@ from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Sourc
 from t2x.layers.initializers import build_context, building
 from t2x.models.interfaces import LayerStack
 
+__all__ = ['Stages']
+
 
 class Stages(nnx.Module):
   """A sequence of stacks with token merging before every stage except the first (Swin Transformer,

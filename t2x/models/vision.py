@@ -13,6 +13,8 @@ from t2x.models.classifiers import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, Model, Output
 from t2x.models.spec import ModelSpec
 
+__all__ = ['VisionTransformer']
+
 
 class VisionTransformer(nnx.Module):
   """Computes class logits, or pooled vectors, of images.

@@ -8,6 +8,8 @@ from jax._src import clusters
 
 from t2x.base.errors import UserError
 
+__all__ = ['Cluster', 'find_cluster']
+
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:

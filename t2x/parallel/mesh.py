@@ -17,6 +17,8 @@ from jax.sharding import AbstractMesh, AxisType
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Range
 
+__all__ = ['ACTIVATION_RULES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
+
 MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 
 # Mesh axes that split a batch.

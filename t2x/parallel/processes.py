@@ -25,6 +25,8 @@ from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
 
+__all__ = ['Processes', 'connect', 'process_part']
+
 log = logging.getLogger('t2x')
 
 # Preparing data may take hours; the watch ends the wait if a process fails meanwhile.

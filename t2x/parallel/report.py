@@ -13,6 +13,8 @@ from t2x.base.text_table import text_table
 from t2x.layers.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
 
+__all__ = ['sharding_table']
+
 Row = tuple[str, str, str, str, str]
 
 

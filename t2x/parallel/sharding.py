@@ -13,6 +13,16 @@ from t2x.base.errors import UserError
 from t2x.layers.arrays import name_of
 from t2x.parallel.mesh import BATCH_AXES, Mesh, as_tuple
 
+__all__ = [
+  'Activations',
+  'batch_sharding',
+  'check_batch',
+  'check_length',
+  'check_shardings',
+  'partition_spec',
+  'state_shardings',
+]
+
 Rules = Mapping[str, Any]
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 

@@ -8,6 +8,8 @@ import dataclasses
 from t2x.base.errors import UserError
 from t2x.train.logs.speed import PEAK_FLOPS
 
+__all__ = ['DEVICES', 'Device', 'device']
+
 # A share of the peak rates is reached: 0.78 to 0.81 of the peak for one large product on an H200
 # (770 to 800 of 989 TFLOP/s), less for small ones. Other efficiencies are assumptions.
 PRODUCT_EFFICIENCY = 0.8

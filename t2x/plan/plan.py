@@ -12,6 +12,8 @@ from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
 from t2x.train.logs.speed import step_flops, step_tokens
 
+__all__ = ['Plan', 'Request', 'make_plan', 'plan_json']
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:

@@ -16,6 +16,8 @@ from t2x.train.flops import CONVENTION
 from t2x.train.logs.speed import step_tokens
 from t2x.train.logs.summary import attention_kernels
 
+__all__ = ['report']
+
 
 def report(plan: Plan) -> str:
   """Returns the plan as text."""

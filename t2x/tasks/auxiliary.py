@@ -13,6 +13,8 @@ from t2x.models import TextModel
 from t2x.models.losses import Sums
 from t2x.tasks.text import check_causal
 
+__all__ = ['Auxiliary', 'LanguageModelling']
+
 
 @runtime_checkable
 class Auxiliary(Protocol):

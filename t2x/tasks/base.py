@@ -20,6 +20,8 @@ from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model, OutputKind
 from t2x.models.losses import Sums
 
+__all__ = ['Task', 'TaskOutput']
+
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
 

@@ -14,6 +14,8 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments, answers, check_causal, check_shapes, continued
 
+__all__ = ['CausalLM']
+
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
   """Returns the model inputs that predict `tokens`: each segment shifted by one, starting with `bos_id`."""

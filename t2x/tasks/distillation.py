@@ -15,6 +15,8 @@ from t2x.base.ranges import Range
 from t2x.models import Output
 from t2x.tasks.base import Task, TaskOutput
 
+__all__ = ['DistillableTask', 'Distillation']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:

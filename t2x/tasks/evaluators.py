@@ -21,6 +21,8 @@ from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
 from t2x.tasks.translation import PairTask, Translation
 
+__all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
+
 # Yields the items of an iterable and monitors the time spent on each.
 Watched = Callable[[Iterable], Iterable]
 # Number of generated texts stored per evaluation.

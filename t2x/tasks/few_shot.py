@@ -21,6 +21,8 @@ from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.likelihoods import cut, encode_pair, log_likelihoods, stop_ids
 from t2x.tasks.text import answers, continued
 
+__all__ = ['ExactMatch', 'FewShot', 'LikeliestAnswer', 'LikeliestLabel', 'Scoring']
+
 
 @dataclasses.dataclass(frozen=True)
 class Question:

@@ -30,6 +30,8 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.image_mixing import Mixing
 
+__all__ = ['ImageClassification']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(DistillableTask):

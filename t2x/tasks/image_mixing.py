@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Int
 from t2x.base.ranges import Positive
 from t2x.layers import named_key
 
+__all__ = ['MixUp', 'Mixing']
+
 
 class Mixing(abc.ABC):
   """Mixes each image of a batch with another image of the batch."""

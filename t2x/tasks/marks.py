@@ -12,6 +12,8 @@ from t2x.data import Tokenizer
 from t2x.layers.marks import MarkFunction, Marks, TokenMark
 from t2x.layers.patterns.algebra import mark_names
 
+__all__ = ['MarkRule', 'MarkStarts', 'MarkTexts']
+
 
 class MarkRule(abc.ABC):
   """Decides which tokens of a text are marked, from each token and the token before it."""

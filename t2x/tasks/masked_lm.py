@@ -20,6 +20,8 @@ from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.fill_mask import check_masks, fill_masks
 from t2x.tasks.text import JoinedDocuments
 
+__all__ = ['MaskedLM']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLM(DistillableTask, JoinedDocuments):

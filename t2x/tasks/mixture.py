@@ -17,6 +17,8 @@ from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import NoSource
 from t2x.tasks.base import Task
 
+__all__ = ['Mixture']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture(Task):

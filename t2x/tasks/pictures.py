@@ -16,6 +16,8 @@ from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
 from t2x.tasks.text import TextTask
 
+__all__ = ['AttentionMaps', 'ClassifiedImages']
+
 # Minimum width in pixels of one attention map or image; smaller ones are enlarged.
 _MIN_PIXELS = 96
 _GAP = 2

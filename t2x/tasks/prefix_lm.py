@@ -18,6 +18,8 @@ from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import check_causal, pad_prompts
 from t2x.tasks.translation import PairTask
 
+__all__ = ['PrefixLM']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrefixLM(PairTask):

@@ -24,6 +24,8 @@ from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import f1_sums
 from t2x.tasks.text import encoded_spec, hidden_of
 
+__all__ = ['SequenceClassification']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceClassification(DistillableTask, LabelledTask):

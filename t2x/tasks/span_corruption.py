@@ -16,6 +16,8 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, check_causal
 
+__all__ = ['SpanCorruption']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorruption(TokenTask):

@@ -26,6 +26,8 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
+__all__ = ['SpanPrediction']
+
 # The logit of tokens outside of the context.
 MASKED = -1e9
 

@@ -31,6 +31,8 @@ from t2x.models.losses import Sums
 from t2x.tasks.base import Task
 from t2x.tasks.marks import MarkRule, check_marks, marks_of
 
+__all__ = ['TextTask']
+
 
 def check_causal(model: Model, length: int, task: str, marks: Collection[str] = ()) -> None:
   """Raises UserError if a block of the model attends to later tokens.

@@ -20,6 +20,8 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts
 
+__all__ = ['Translation']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairTask(TokenTask):

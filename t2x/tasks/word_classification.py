@@ -22,6 +22,8 @@ from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
+__all__ = ['WordClassification']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordClassification(LabelledTask):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
   from t2x.train.run import TrainingRun
 
+__all__ = ['check_experiment', 'draw_patterns', 'layout_report']
+
 
 def check_experiment(
   experiment: 'Experiment', num_devices: int | None = None, hyperparameters: Collection[str] = ()

@@ -34,6 +34,8 @@ from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
 
+__all__ = ['Experiment', 'Teacher', 'Trainer']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:

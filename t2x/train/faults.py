@@ -27,6 +27,8 @@ from t2x.models.losses import Sums
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun
 
+__all__ = ['Diverged', 'Rollback', 'Skip', 'Stop']
+
 log = logging.getLogger('t2x')
 
 

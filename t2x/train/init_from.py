@@ -23,6 +23,8 @@ from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import ParamInfo, Params, no_match_error
 from t2x.train.resize import Resize
 
+__all__ = ['InitFrom']
+
 Shape = tuple[int, ...]
 
 

@@ -32,6 +32,8 @@ from t2x.train.program import TrainProgram
 from t2x.train.run import TrainingRun
 from t2x.train.step import TrainState
 
+__all__ = ['train']
+
 
 def train(
   experiment: Experiment,

@@ -14,6 +14,8 @@ from t2x.layers.initializers import building
 from t2x.layers.keys import Drawn, drawn
 from t2x.models import Model
 
+__all__ = ['MuP']
+
 # Axes whose sizes are the width of a model. Axes without a name may be, too.
 _WIDTHS = frozenset(
   {'embed', 'factor', 'features', 'heads', 'kv_heads', 'merged', 'mixed_heads', 'mlp', None}

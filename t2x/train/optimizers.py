@@ -21,6 +21,8 @@ from t2x.train.factored import clip_rms, scale_by_factored_rms, scale_by_param_r
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
+__all__ = ['SGD', 'Adafactor', 'AdamW', 'Lion', 'Muon', 'Optimizer', 'build_optimizer']
+
 Infos = Mapping[str, ParamInfo]
 
 

@@ -21,6 +21,8 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import LayerNumbers
 from t2x.train.schedules import Schedule
 
+__all__ = ['Group', 'LayerDecay', 'LayerRate']
+
 Params = dict[str, Any]
 
 # Prefix of the names of a teacher's parameters among the frozen ones.

@@ -42,6 +42,8 @@ from t2x.train.teacher import FrozenTeacher
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Trainer
 
+__all__ = ['TrainProgram']
+
 # Rows in an evaluation batch of an experiment without a trainer.
 DEFAULT_BATCH_SIZE = 32
 

@@ -12,6 +12,8 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers import resize_grid
 
+__all__ = ['InterpolateGrid', 'InterpolatePositions', 'KeepNew', 'Resize', 'ResizeVocabulary']
+
 
 @runtime_checkable
 class Resize(Protocol):

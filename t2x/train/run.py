@@ -25,6 +25,8 @@ from t2x.train.step import TrainState
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
 
+__all__ = ['TrainingRun']
+
 log = logging.getLogger('t2x')
 
 

@@ -12,6 +12,8 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
 
+__all__ = ['Constant', 'Cosine', 'LinearDecay', 'ReciprocalSqrt', 'Schedule', 'WarmupStableDecay']
+
 ScheduleFn = Callable[[Any], Any]
 
 

@@ -13,6 +13,8 @@ from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example
 from t2x.data.sources.built import BuiltSource
 
+__all__ = ['BabelDates']
+
 # Formats of the source. If the source has the day of the week, so has the target.
 FORMATS = (
   'EEEE, MMMM d, y',

@@ -14,6 +14,8 @@ from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
 
+__all__ = ['BrownWords', 'brown_tags', 'name_spans', 'parts_of_speech']
+
 # Part of speech of Petrov et al. 2012 (https://arxiv.org/abs/1104.2086) -> the prefixes of its tags
 # in Brown; the longest prefix of a tag decides.
 PARTS_OF_SPEECH = {

@@ -9,6 +9,8 @@ from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 
+__all__ = ['Digits']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digits(Source):

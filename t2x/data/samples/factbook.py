@@ -15,6 +15,8 @@ from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
 
+__all__ = ['FactbookSpans']
+
 # Separators between a short answer and its explanation.
 ANSWER_END = re.compile(r' \(|;| - | \+\+ ')
 MAX_ANSWER = 80

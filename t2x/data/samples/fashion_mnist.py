@@ -14,6 +14,8 @@ from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import ClassSource, Examples, require_split
 from t2x.data.sources.digests import digest_of
 
+__all__ = ['FashionMNIST']
+
 CLASSES = (
   'T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker', 'Bag', 'Ankle boot'
 )  # fmt: skip

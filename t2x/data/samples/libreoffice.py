@@ -16,6 +16,8 @@ from t2x.data.sources.built import BuiltSource
 from t2x.data.sources.digests import content_digest
 from t2x.data.sources.held_out import split_of
 
+__all__ = ['LibreOfficeHelp']
+
 # Split -> its buckets of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}
 # Increment when the same files give other text.

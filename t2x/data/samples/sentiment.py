@@ -14,6 +14,8 @@ from t2x.data.sources.digests import digest_of
 from t2x.data.sources.fetched import find_data
 from t2x.data.sources.held_out import SPLITS, split_of
 
+__all__ = ['SentimentSnippets']
+
 # Kind -> the file of its mean ratings.
 FILES = {
   'amazon': 'amazonReviewSnippets_GroundTruth.txt',

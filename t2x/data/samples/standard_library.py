@@ -13,6 +13,8 @@ from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.held_out import split_of
 
+__all__ = ['StandardLibrary']
+
 # Third-party code, tests (large and repetitive) and generated files.
 EXCLUDED = {
   '__pycache__',

@@ -14,6 +14,8 @@ from rich.progress import track
 from t2x.base.errors import UserError
 from t2x.base.terminal import console
 
+__all__ = ['Example', 'Source', 'label_values']
+
 # Text: `text`, or `source` and `target`: str. Images: `image`: uint8 [height, width, channels] and
 # `label`: int. Labelled text: `text` and `label`: str; `words` and `labels`: lists of str;
 # `question` and `context`: str, with `answers` (list of str) and `starts` (their offsets).

@@ -17,6 +17,8 @@ from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.subset import Selected
 
+__all__ = ['Deduplicated']
+
 log = logging.getLogger('t2x')
 
 # Increment when the same source has other duplicates.

@@ -16,6 +16,8 @@ from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import FileBacked, Source, with_progress
 
+__all__ = ['files_of', 'verify_files']
+
 log = logging.getLogger('t2x')
 
 # Files of up to WHOLE bytes are read entirely, of others SAMPLES blocks.

@@ -10,6 +10,8 @@ from t2x.base.ranges import NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
 
+__all__ = ['Joined', 'Prefixed']
+
 
 class _Rewritten(BulkExamples):
   """Examples that are rewritten when they are read."""

@@ -19,6 +19,8 @@ from t2x.data.sources.file_examples import (
 )
 from t2x.data.sources.file_source import DataFile, open_file
 
+__all__ = ['CSV', 'TSV', 'JsonLines', 'TextFiles']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LineSource(TextSource):

@@ -20,6 +20,8 @@ from t2x.data.sources.base import (
 )
 from t2x.data.sources.subset import Selected
 
+__all__ = ['HeldOut']
+
 # Split -> its buckets of 100.
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 # Number of buckets of `HeldOut`, and of the finest division.

@@ -23,6 +23,8 @@ from t2x.data.sources.digests import digest_of, keep_hashes
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
 
+__all__ = ['HubDataset']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubDataset(FileBacked, ClassSource):

@@ -19,6 +19,8 @@ from t2x.data.sources.digests import digest_of
 from t2x.data.sources.file_source import LocalSource
 from t2x.data.sources.subset import spread
 
+__all__ = ['ImageFolder']
+
 EXTENSIONS = ('.bmp', '.gif', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.webp')
 # Number of images of a split whose content is part of the fingerprint.
 SAMPLED = 64

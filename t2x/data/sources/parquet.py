@@ -13,6 +13,8 @@ from t2x.data.sources.base import BulkExamples, select
 from t2x.data.sources.digests import keep_hashes
 from t2x.data.sources.file_source import FileSource
 
+__all__ = ['Parquet']
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parquet(FileSource):

@@ -13,6 +13,8 @@ from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values, origins
 
+__all__ = ['Resized']
+
 
 class Images(Examples):
   """Examples whose images are resized when they are read."""

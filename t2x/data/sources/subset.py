@@ -13,6 +13,8 @@ from t2x.base.ranges import Count, NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
 
+__all__ = ['Part']
+
 
 def spread(count: int, size: int) -> list[int]:
   """Returns `count` evenly spaced indices below `size`, beginning with 0."""

@@ -18,6 +18,8 @@ from t2x.base.ranges import Count, NonEmpty, Range, Seed, Size
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
 
+__all__ = ['AssociativeRecall', 'ListOps', 'Pathfinder', 'PixelText']
+
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000}
 Levels = Annotated[int, Range('2 <= x <= 64')]
 

@@ -22,6 +22,8 @@ from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Source
 
+__all__ = ['TFDS']
+
 log = logging.getLogger('t2x')
 
 

@@ -20,6 +20,8 @@ from t2x.base.external_files import LARGE, read_json
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.data.tokenizers.trace import Merge
 
+__all__ = ['Tokenizer', 'TokenizerConfig']
+
 # Special ids and the placeholders 'A' and 'B' of the texts, each with its token type.
 Template = tuple[tuple[int | str, int], ...]
 

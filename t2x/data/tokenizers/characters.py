@@ -14,6 +14,8 @@ from t2x.base.ranges import Positive, Size
 from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
 
+__all__ = ['Bytes', 'Characters']
+
 # The names of the special tokens, in the order of their ids.
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')
 NUM_SPECIAL = len(SPECIALS)

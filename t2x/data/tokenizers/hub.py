@@ -17,6 +17,8 @@ from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
 from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
 from t2x.data.tokenizers.special_tokens import TokenizerFolder, Unsupported
 
+__all__ = ['HubTokenizer', 'load_hub_tokenizer']
+
 
 @dataclasses.dataclass(frozen=True)
 class HubTokenizer(TokenizerConfig):

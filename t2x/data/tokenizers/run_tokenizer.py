@@ -8,6 +8,8 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 
+__all__ = ['RunTokenizer']
+
 
 @dataclasses.dataclass(frozen=True)
 class RunTokenizer(TokenizerConfig):

@@ -22,6 +22,8 @@ from t2x.data.tokenizers.hub_limits import sentencepiece_model
 from t2x.data.tokenizers.trace import trace_merges
 from t2x.data.tokenizers.word_starts import WordBoundaries
 
+__all__ = ['SentencePiece']
+
 SPACE = '\u2581'
 
 

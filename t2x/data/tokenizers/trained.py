@@ -14,6 +14,8 @@ from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.special_tokens import SpecialTokens
 
+__all__ = ['BPE', 'WordPiece']
+
 
 @dataclasses.dataclass(frozen=True)
 class BPE(TokenizerConfig):

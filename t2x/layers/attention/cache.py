@@ -17,6 +17,8 @@ from t2x.layers.base import RowLayout, Tokens, write
 from t2x.layers.interfaces import Cache, Slots
 from t2x.layers.patterns.algebra import Pattern
 
+__all__ = ['InputMemory', 'KeyValueCache', 'SourceCache']
+
 # The fields are not annotated with shapes: a stack adds a leading dimension for its layers.
 
 

@@ -13,6 +13,8 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm, norm_over
 
+__all__ = ['GatedHeads', 'HeadOutputs', 'NormedHeads', 'ScalarGatedHeads']
+
 
 @runtime_checkable
 class HeadOutputs(Protocol):

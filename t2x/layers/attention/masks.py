@@ -11,6 +11,8 @@ from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Full, Pattern, mark_names
 from t2x.layers.patterns.tiles import Bounds, Tiles
 
+__all__ = ['attention_mask']
+
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Any:
   """Returns whether each query sees each key, bool [#batch, q_len, k_len].

@@ -32,6 +32,8 @@ from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Sou
 from t2x.layers.norms import norm_over
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 
+__all__ = ['MultiHeadAttention']
+
 
 class MultiHeadAttention(nnx.Module):
   """Multi-head attention: self-attention, or cross-attention if the call has a source.

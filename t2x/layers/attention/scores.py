@@ -13,6 +13,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Scores
 
+__all__ = ['AdditiveScores', 'BilinearScores', 'CosineScores', 'DotProductScores', 'TalkingHeads']
+
 
 class DotProductScores(nnx.Module):
   """Scaled dot products, scale q k' (https://arxiv.org/abs/1706.03762).

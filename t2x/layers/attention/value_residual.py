@@ -13,6 +13,8 @@ from t2x.layers.base import param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 
+__all__ = ['LearnedValueResidual', 'ValueResidual']
+
 # Names of the extras: values of the first layer, and whether a first layer has set them.
 VALUES, IS_SET = 'first_values', 'has_first_values'
 

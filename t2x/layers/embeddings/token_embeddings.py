@@ -22,6 +22,8 @@ from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
 from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
 
+__all__ = ['Embedder', 'FactorisedEmbedding', 'PatchEmbedding', 'TextEmbedding', 'TokenEmbedding']
+
 
 @runtime_checkable
 class Embedder(Protocol):

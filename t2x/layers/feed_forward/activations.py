@@ -4,6 +4,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+__all__ = [
+  'elu',
+  'gelu',
+  'gelu_exact',
+  'linear',
+  'quick_gelu',
+  'relu',
+  'relu_squared',
+  'selu',
+  'sigmoid',
+  'silu',
+  'softplus',
+  'swish',
+  'tanh',
+]
+
 # JAX's functions, under the names that configs use. (gelu and elu have further arguments in JAX and are
 # wrapped below.)
 relu = jax.nn.relu  # The gradient at 0 is 0.

@@ -20,6 +20,8 @@ from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Aux, Call, Result
 from t2x.layers.products import exact_einsum
 
+__all__ = ['SwitchFeedForward']
+
 
 class SwitchFeedForward(FeedForward):
   """Top-1 mixture of experts: p activation(x W_up) W_down with the weights of the expert whose router

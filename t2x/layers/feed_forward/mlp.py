@@ -15,6 +15,8 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Sublayer
 from t2x.layers.norms import norm_over
 
+__all__ = ['MLP', 'FeedForward', 'GatedMLP']
+
 
 class FeedForward(nnx.Module):
   """Base class of sublayers that process each token independently."""

@@ -22,6 +22,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.linear_attention import RecurrentState
 from t2x.layers.patterns.algebra import Causal, Full
 
+__all__ = ['AttentionFree', 'ConvBias', 'LocalBias', 'NoBias', 'PositionBias']
+
 # Maximum over no keys: finite, so that differences of maxima are numbers.
 LOWEST = -1e30
 

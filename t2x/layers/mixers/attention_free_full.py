@@ -16,6 +16,8 @@ from t2x.layers.interfaces import Call
 from t2x.layers.mixers.attention_free import LOWEST, Sums
 from t2x.layers.patterns.algebra import Causal
 
+__all__ = ['FactorizedBias', 'FullBias']
+
 
 class FullBias(nnx.Module):
   """AFT-full: a learned w_tt' for each pair of positions.

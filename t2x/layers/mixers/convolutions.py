@@ -22,6 +22,8 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result, Sublayer
 from t2x.layers.patterns.algebra import Pattern, mark_names
 
+__all__ = ['DynamicConvolution', 'LightweightConvolution']
+
 
 class _Convolution(nnx.Module):
   """Base class of both convolutions; subclasses define the kernels."""

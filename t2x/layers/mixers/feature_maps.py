@@ -16,6 +16,8 @@ from t2x.base.ranges import Count, Natural, Size
 from t2x.layers.interfaces import Call
 from t2x.layers.products import exact_einsum
 
+__all__ = ['CallFeatures', 'EluPlusOne', 'FavorPlus', 'FeatureMap', 'ReluFeatures']
+
 
 @runtime_checkable
 class FeatureMap(Protocol):

@@ -19,6 +19,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.linear_attention import LinearState, RecurrentState, visible_sums
 from t2x.layers.patterns.algebra import Causal, Full
 
+__all__ = ['FlowAttention', 'FlowState']
+
 # Added to features and their sums, as in the authors' code; also the lower bound of a sum that is 0 for padding.
 EPSILON = 1e-6
 

@@ -25,6 +25,8 @@ from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.patterns.algebra import Causal
 from t2x.layers.products import exact_einsum
 
+__all__ = ['GatedDeltaNet']
+
 # Added to the squared norms of queries and keys, as in the authors' code.
 EPSILON = 1e-6
 

@@ -19,6 +19,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.keys import named_key
 from t2x.layers.patterns.algebra import Global, Marked
 
+__all__ = ['GlobalLocalAttention']
+
 
 class GlobalLocalAttention(HeadProjections):
   """Multi-head attention in which global tokens have their own query, key and value projections.

@@ -22,6 +22,8 @@ from t2x.layers.mixers.feature_maps import CallFeatures, EluPlusOne, FeatureMap
 from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
 
+__all__ = ['LinearAttention', 'LinearState']
+
 # Lower bound of the normaliser, a sum of positive features that is 0 for padding or when they underflow.
 EPSILON = 1e-6
 # Normalisers of features with a scale are used down to this value, whose reciprocal has finite gradients.

@@ -17,6 +17,8 @@ from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.patterns.algebra import Full
 
+__all__ = ['Linformer']
+
 
 class Linformer(HeadProjections):
   """Self-attention softmax(q (E'k)' / sqrt(head_dim)) F'v with learned projections E and F along the length.

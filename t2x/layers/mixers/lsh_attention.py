@@ -20,6 +20,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
 
+__all__ = ['LSHAttention']
+
 # The score of a token for itself, as in the authors' code: lower than those of other visible tokens and higher
 # than those of hidden ones.
 OWN_SCORE = -1e5

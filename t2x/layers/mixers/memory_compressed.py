@@ -19,6 +19,8 @@ from t2x.layers.initializers import lecun_normal, xavier_uniform, zeros
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.patterns.algebra import Causal, Full
 
+__all__ = ['CompressedMemory', 'MemoryCompressedAttention']
+
 
 class StridedConvolution(nnx.Module):
   """Convolution of the features of each head over blocks of `ratio` tokens, with stride `ratio`.

@@ -18,6 +18,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.patterns.algebra import Full
 from t2x.layers.products import exact_einsum
 
+__all__ = ['NystromAttention']
+
 
 class NystromAttention(HeadProjections):
   """Self-attention softmax(q k~') softmax(q~ k~')^+ softmax(q~ k') v with landmarks q~ and k~, in time and memory

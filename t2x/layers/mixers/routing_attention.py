@@ -21,6 +21,8 @@ from t2x.layers.interfaces import Aux, Call, Result
 from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
 
+__all__ = ['RoutingAttention']
+
 
 class RoutingAttention(HeadProjections):
   """Attention from the queries of each cluster to its keys.

@@ -20,6 +20,8 @@ from t2x.layers.interfaces import Call, Result
 from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.products import exact_einsum
 
+__all__ = ['SinkhornAttention']
+
 # Score of a hidden pair, as log-domain normalisation would turn infinities into NaN.
 HIDDEN = -1e9
 

@@ -19,6 +19,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Scores
 
+__all__ = ['Plus', 'PlusAlpha', 'Replace', 'Synthesizer']
+
 
 @runtime_checkable
 class Mix(Protocol):

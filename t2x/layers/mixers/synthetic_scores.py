@@ -16,6 +16,8 @@ from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Scores
 
+__all__ = ['DenseScores', 'FactorizedDenseScores', 'FactorizedRandomScores', 'RandomScores']
+
 
 class SyntheticScores(nnx.Module):
   """Base class of synthetic scores. Built as `Scores(num_heads, head_dim, rngs=rngs)`.

@@ -17,6 +17,8 @@ from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 
+__all__ = ['TokenShift']
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,8 @@ from t2x.layers.patterns.tiles import (
   within,
 )
 
+__all__ = ['And', 'Causal', 'Full', 'Global', 'Marked', 'Not', 'Or', 'Pattern', 'Prefix', 'Window']
+
 
 class Pattern(abc.ABC):
   """Predicate over (query token, key token): whether the query may see the key.

@@ -14,6 +14,8 @@ from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Pattern, require
 from t2x.layers.patterns.tiles import Bounds, Tiles
 
+__all__ = ['BigBird']
+
 
 @dataclasses.dataclass(frozen=True)
 class BigBird(Pattern):

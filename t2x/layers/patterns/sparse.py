@@ -8,6 +8,8 @@ from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Pattern, require
 from t2x.layers.patterns.tiles import Bounds, Interval, Tiles
 
+__all__ = ['Blocks', 'Fixed', 'Strided']
+
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Pattern):

@@ -22,6 +22,16 @@ from t2x.layers.initializers import normal
 from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies
 from t2x.layers.positions.rope_scaling import RoPEScaling
 
+__all__ = [
+  'ALiBi',
+  'AddressPositions',
+  'LearnedPositions',
+  'NoPositions',
+  'RoPE',
+  'Sinusoidal',
+  'T5Bias',
+]
+
 
 class NoPositions(PositionEncoding):
   """No position encoding. Attention with a symmetric pattern is then permutation equivariant."""

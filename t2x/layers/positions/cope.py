@@ -14,6 +14,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import zeros
 from t2x.layers.positions.encoding import PositionEncoding
 
+__all__ = ['CoPE']
+
 
 class CoPE(PositionEncoding):
   """Adds q_i e[p_ij]' to the scores, for positions p that count the keys which the query selects.

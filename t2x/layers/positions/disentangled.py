@@ -18,6 +18,8 @@ from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 
+__all__ = ['Disentangled']
+
 
 class Disentangled(PositionEncoding):
   """Adds content-to-position and position-to-content terms to the scores, which are

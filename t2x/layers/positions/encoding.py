@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.ranges import Size
 from t2x.layers.base import Tokens
 
+__all__ = ['PositionEncoding', 'Projections']
+
 # Hooks of a position encoding. Models call `embed`, token mixers call all other hooks.
 _HOOKS = frozenset({'embed', 'address', 'rotate', 'scores', 'values'})
 

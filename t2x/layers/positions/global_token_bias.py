@@ -14,6 +14,8 @@ from t2x.layers.dtypes import Dtypes, gather
 from t2x.layers.initializers import normal
 from t2x.layers.positions.common import T5Bias
 
+__all__ = ['GlobalTokenBias']
+
 
 class GlobalTokenBias(T5Bias):
   """Learned bias on the scores for each head, by the kind of the pair: one for a long token that sees a global token, one

@@ -16,6 +16,8 @@ from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
 from t2x.layers.positions.encoding import PositionEncoding
 
+__all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
+
 
 class LearnedGrid(PositionEncoding):
   """Learned position vectors of extra tokens and of the patches of a grid.

@@ -14,6 +14,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.positions.encoding import PositionEncoding, frequencies
 
+__all__ = ['RelativeSinusoids', 'XLPositions']
+
 
 class RelativeSinusoids(PositionEncoding):
   """Adds q_i r_{i-j}' to the scores, for fixed sinusoids r of the distance i - j with head_dim features.

@@ -8,6 +8,8 @@ from jaxtyping import Float
 
 from t2x.base.ranges import Positive, Size
 
+__all__ = ['LinearScaling', 'Llama3Scaling', 'RoPEScaling']
+
 
 class RoPEScaling(abc.ABC):
   """Maps RoPE frequencies to scaled frequencies; subclasses are frozen dataclasses."""

@@ -14,6 +14,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal
 from t2x.layers.positions.encoding import PositionEncoding, distances
 
+__all__ = ['ShawPositions']
+
 
 class ShawPositions(PositionEncoding):
   """Adds learned vectors of the distance j - i to keys and optionally to values: scores are

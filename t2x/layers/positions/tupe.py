@@ -13,6 +13,8 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.positions.encoding import PositionEncoding
 
+__all__ = ['TUPE']
+
 
 class TUPE(PositionEncoding):
   """Adds (p_i U^Q)(p_j U^K)' / sqrt(2 head_dim) to the scores, for learned position vectors p (TUPE-A).

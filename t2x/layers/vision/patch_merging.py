@@ -11,6 +11,8 @@ from t2x.layers.initializers import truncated_normal
 from t2x.layers.interfaces import Merge, Norm
 from t2x.layers.norms import LayerNorm, norm_over
 
+__all__ = ['PatchMerging']
+
 
 class PatchMerging(nnx.Module):
   """Merges 2 x 2 neighbouring tokens of a grid into one token of twice the width, by concatenation, a norm

@@ -35,6 +35,15 @@ from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.wiring.residual import PostNorm, float32
 
+__all__ = [
+  'Admin',
+  'DeepNorm',
+  'deep_norm_init',
+  'sub_ln_init',
+  't_fixup_decoder',
+  't_fixup_encoder',
+]
+
 
 class DeepNorm(PostNorm):
   """Post-norm with a scaled shortcut: norm(alpha x + dropout(sublayer(x))) (https://arxiv.org/abs/2203.00555).

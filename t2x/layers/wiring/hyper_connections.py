@@ -18,6 +18,8 @@ from t2x.layers.norms import LayerNorm
 from t2x.layers.products import exact_einsum
 from t2x.layers.wiring.residual import apply_rates, float32
 
+__all__ = ['DynamicHyperConnections', 'HyperConnections']
+
 
 class HyperConnections(nnx.Module):
   """Static hyper-connections: H' = A_r' H + B' sublayer(norm(A_m' H)) for the streams H [streams, d_model].

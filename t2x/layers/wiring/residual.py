@@ -21,6 +21,17 @@ from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, Wiring
 from t2x.layers.keys import bernoulli, named_key
 from t2x.layers.norms import LayerNorm
 
+__all__ = [
+  'BranchNorm',
+  'FixupWiring',
+  'LayerScale',
+  'NoNorm',
+  'PostNorm',
+  'PreNorm',
+  'ReZero',
+  'Sandwich',
+]
+
 
 class _Residual(nnx.Module):
   """Base class: x + dropout(after(sublayer(before(x)))); subclasses define before and after."""

@@ -22,6 +22,8 @@ from t2x.base.errors import UserError, error_line
 from t2x.base.files import write_atomically
 from t2x.train.logs.writers import MetricWriter
 
+__all__ = ['MLflow', 'WandB']
+
 log = logging.getLogger('t2x')
 
 # Seconds until a writer that raised an exception is tried again; they double up to the maximum.

@@ -17,6 +17,8 @@ from t2x.layers.attention.kernels.splash import Splash
 from t2x.layers.attention.kernels.xla import XLA
 from t2x.layers.constraints import num_parts
 
+__all__ = ['Auto']
+
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):

@@ -16,6 +16,8 @@ from t2x.layers.constraints import constrain
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.positions.encoding import PositionEncoding
 
+__all__ = ['ATTENTION_OUTPUT', 'AttentionInputs', 'DotProduct', 'Kernel', 'Logits', 'PositionTerms']
+
 # Name (`jax.ad_checkpoint.checkpoint_name`) of the arrays that a kernel needs for its backward pass besides its
 # inputs, and of its output, for rematerialisation policies that save them.
 ATTENTION_OUTPUT = 'attention_output'

@@ -38,6 +38,8 @@ from t2x.layers.attention.kernels.tile_loops import (
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import constrain
 
+__all__ = ['Blockwise']
+
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise(Kernel):

@@ -24,6 +24,8 @@ from t2x.layers.base import dropout
 from t2x.layers.counting import pair_products
 from t2x.layers.products import on_one_cpu
 
+__all__ = ['Dense']
+
 
 @jax.custom_jvp
 def softmax(scores: Float[Array, '*rest keys']) -> Float[Array, '*rest keys']:

@@ -14,6 +14,8 @@ from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kerne
 from t2x.layers.base import RowLayout
 from t2x.layers.constraints import num_parts
 
+__all__ = ['PallasMHA']
+
 # `Pattern.offsets` of the supported patterns, and whether they are causal.
 _OFFSETS: dict[Any, bool] = {(None, None): False, (0, None): True}
 # Logical axes that a kernel without a rule for partitioning must have whole.

@@ -46,6 +46,8 @@ from t2x.layers.constraints import Split, constrain, split_of
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import SKIP, Bounds
 
+__all__ = ['Ring']
+
 
 @dataclasses.dataclass(frozen=True)
 class Ring(Kernel):

@@ -15,6 +15,8 @@ from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kerne
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import map_shards, num_parts
 
+__all__ = ['Splash']
+
 # The number of lanes of a TPU's vector registers.
 _LANES = 128
 # A sink of queries without a learned sink: it has no weight beside any score, and all of it where a query

@@ -21,6 +21,8 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import num_parts
 from t2x.layers.patterns.algebra import Pattern
 
+__all__ = ['XLA']
+
 
 @dataclasses.dataclass(frozen=True)
 class XLA(Kernel):
