@@ -17,7 +17,7 @@ from t2x.base.errors import error_line
 from t2x.config.parse import Import
 from t2x.config.protocols import is_protocol
 from t2x.config.signature import Part, describe
-from t2x.config.trust import Untrusted, is_library, require_trust
+from t2x.config.trusted import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
 
 __all__ = ['Registry']

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.decode.generate import spread_over
+from t2x.decode.generation import spread_over
 from t2x.layers.marks import Marks
 from t2x.models.language_model import select
 from t2x.tasks.text import hidden_of, pad_prompts

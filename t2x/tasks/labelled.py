@@ -13,7 +13,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.data import LabelledPlan, token_rows
-from t2x.decode.generate import spread_over
+from t2x.decode.generation import spread_over
 from t2x.tasks.base import Task
 from t2x.tasks.text import MarkingTask
 

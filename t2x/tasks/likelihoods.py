@@ -10,7 +10,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.decode.generate import spread_over
+from t2x.decode.generation import spread_over
 from t2x.layers import Tokens
 from t2x.layers.marks import Marks
 from t2x.models import TextModel

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Size
 from t2x.data import SpanWindows, evaluation_batches
-from t2x.decode.generate import spread_over
+from t2x.decode.generation import spread_over
 from t2x.layers.marks import Marks
 from t2x.models import OutputKind, TextModel
 from t2x.models.losses import Sums, cross_entropy

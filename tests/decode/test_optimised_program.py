@@ -25,7 +25,7 @@ def decoding_program(strategy, batch):
   import jax.numpy as jnp
   from flax import nnx
 
-  from t2x.decode.generate import _run
+  from t2x.decode.generation import _run
   from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
   from t2x.layers.marks import Marks
   from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack

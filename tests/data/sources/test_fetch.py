@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from t2x.data.fetch import available, fetch
+from t2x.data.fetching import available, fetch
 
 APT_GET = """#!/bin/sh
 shift

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from t2x.base.ranges import Role
-from t2x.config.load import Config
+from t2x.config.loading import Config
 from t2x.config.parse import SEARCH_COMMENT, Statement, macros_in
 from t2x.config.resolve import Call, build, calls, key_of
 from t2x.config.signature import Part

@@ -9,7 +9,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.config import load, trust, trust_everything
-from t2x.config.trust import is_library, trusted_file
+from t2x.config.trusted import is_library, trusted_file
 
 RAN = 'T2X_TEST_RAN'
 MODULE = f"import os\nos.environ['{RAN}'] = '1'\ndef thing(): return 3\n"
