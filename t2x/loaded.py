@@ -189,14 +189,15 @@ class Loaded:
     Returns:
       The metrics, and samples of generated texts.
     """
-    metrics: dict[str, Any] = self.inference.means(self.params, split or self.task.eval_split)
+    own = self.inference.evaluation(self.params, split or self.task.eval_split)
     names = list(self.experiment.evaluations)
     settings: dict[str, Any] = {'num_examples': num_examples}
     results = Evaluation({})
     if names:
       settings |= {} if split is None else {'split': split}
       results = self.inference.evaluators(self.params, names, **settings)
-    return {**metrics, **results.metrics, **self.weights}, [dict(row) for row in results.samples]
+    metrics = {**own.metrics, **results.metrics, **self.weights}
+    return metrics, [dict(row) for row in results.samples]
 
   def with_checkpoint(self, checkpoints: Checkpoints, step: int) -> 'Loaded':
     """Returns the model with the parameters of another checkpoint of its run."""

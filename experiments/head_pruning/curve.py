@@ -37,7 +37,9 @@ def main():
 
   def loss(removed):
     masked = scaled(params, ranking.heads, remaining(ranking.heads, removed))
-    return run.inference.means(masked, run.task.eval_split, num_rows=args.eval_rows)['loss']
+    return run.inference.evaluation(masked, run.task.eval_split, num_rows=args.eval_rows).metrics[
+      'loss'
+    ]
 
   orders = {'importance': removal_order(ranking.scores)}
   orders['reverse'] = removal_order({name: -scores for name, scores in ranking.scores.items()})

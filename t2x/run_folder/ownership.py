@@ -16,6 +16,7 @@ from t2x.config.parse import SEARCH_COMMENT
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
+  'examples.npz',
   'fault-*.json',
   'init_from.txt',
   'metrics.jsonl',

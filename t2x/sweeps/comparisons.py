@@ -1,50 +1,34 @@
 """Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
 
-Differences of the metric are tested by the two-way model or paired t tests (see t2x.sweeps.two_way), with a guard
-against runs that learn or do not (t2x.sweeps.learn_or_not), equivalence by two one-sided tests (Schuirmann
-1987, https://doi.org/10.1007/BF01068419), and divergence rates by Barnard's exact test. All tests of a
-sweep are corrected together.
+Mean differences of the metric are tested (see t2x.sweeps.differences), with a guard against runs that learn or do not
+(t2x.sweeps.learn_or_not), equivalence by two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419),
+and divergence rates by Barnard's exact test. All tests of a sweep are corrected together.
 
 A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
 Diverged seeds have no value: means and differences are over the seeds that finished. If the divergence rates
 differ, they are compared as well. A variant with a significantly higher rate 'hurts', with a significantly lower
 rate 'helps'. A significant mean difference in the other direction than that of the rates is 'inconclusive', as it
 is a difference between the seeds that survived.
-
-If all differences are equal, a t test is impossible. A difference of zero has p = 1; any other constant is
-tested with the sign test, p = 2 ** (1 - pairs).
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
+from t2x.sweeps.differences import DifferenceTest, Sample, mean_tests
 from t2x.sweeps.learn_or_not import SPREAD, seeds_without_guard, smallest_differences
 from t2x.sweeps.statistics import ALPHA, Goal
-from t2x.sweeps.two_way import Contrasts, contrasts, single_level, step_down
+from t2x.sweeps.two_way import single_level, step_down
 
 Verdict = Literal['helps', 'hurts', 'same', 'inconclusive']
 
 POWER, MAX_SEEDS = 0.8, 1000
 # Confidence of the bounds that the number of further seeds is computed from.
 _BOUND = 0.8
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-  """Results of the seeds of a variant at a point of the grid.
-
-  Attributes:
-    values: metric of each seed that finished.
-    diverged: number of seeds that diverged or did not learn.
-  """
-
-  values: Mapping[int, float]
-  diverged: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +50,8 @@ class Comparison:
       the paired t test or the two-way model.
     verdict: 'helps' or 'hurts' if p_corrected is at most the level and the guard of few seeds allows it, 'same' if
       the difference is smaller than the margin, else 'inconclusive'.
+    examples: number of evaluated examples whose noise the interval contains; None if it contains that of the seeds
+      only.
     more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 if there is a verdict,
       MAX_SEEDS + 1 for more than MAX_SEEDS, None if it cannot be computed.
     note: remarks, such as the number of diverged seeds; '' without any.
@@ -80,29 +66,8 @@ class Comparison:
   p_corrected: float | None = None
   p_other: float | None = None
   verdict: Verdict = 'inconclusive'
+  examples: int | None = None
   more_seeds: int | None = None
-  note: str = ''
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Test:
-  """Test of a mean difference.
-
-  Attributes:
-    error: standard error of the difference; 0 if all differences are equal.
-    shared: correlation with the noise of the baseline.
-    deviation: standard deviation of a paired difference.
-  """
-
-  pairs: int
-  difference: float | None = None
-  error: float | None = None
-  freedom: float = 0.0
-  shared: float = 0.0
-  deviation: float = 0.0
-  p: float | None = None
-  p_other: float | None = None
-  shared_other: float = 0.0
   note: str = ''
 
 
@@ -124,7 +89,7 @@ def compare(
   if not planned:
     return []
   groups = _groups(planned)
-  tests = _tests(planned, groups)
+  tests = mean_tests(planned, groups)
   rates = [_divergence(variant, baseline) for variant, baseline in planned]
   both = [_combine(test.p, rate) for test, rate in zip(tests, rates, strict=True)]
   shared = np.array(
@@ -140,20 +105,21 @@ def compare(
   narrow = float(single_level(shared, min(2 * level, 0.5), groups))
   comparisons = []
   for index, (test, rate) in enumerate(zip(tests, rates, strict=True)):
-    low, high = _interval(test, wide)
+    low, high = test.interval(wide)
     comparison = Comparison(
       pairs=test.pairs,
       difference=test.difference,
       low=low,
       high=high,
-      effect=_effect(test),
+      effect=test.effect,
       p=both[index],
       p_corrected=corrected[index],
       p_other=other[index],
+      examples=test.examples.count,
       note=_note(planned[index][0], test),
     )
     verdict = _verdict(comparison, planned[index], goal, rate, level, float(smallest[index]))
-    if rate is None and margin is not None and _is_same(test, narrow, margin):
+    if rate is None and margin is not None and test.is_same(narrow, margin):
       verdict = 'same'
     more: int | None = 0
     if verdict == 'inconclusive':
@@ -194,62 +160,6 @@ def _groups(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
   return np.array([baselines.index(baseline) for _, baseline in planned])
 
 
-def _tests(planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray) -> list[_Test]:
-  """Tests the mean differences, with one model for each baseline; the planned comparisons choose the test."""
-  tests = [_simple_test(variant, baseline) for variant, baseline in planned]
-  for group in np.unique(groups):
-    members = [i for i, test in enumerate(tests) if test is None and groups[i] == group]
-    if not members:
-      continue
-    baseline = planned[members[0]][1]
-    samples = [baseline, *(planned[i][0] for i in members)]
-    seeds = sorted({seed for sample in samples for seed in sample.values})
-    values = np.array([[s.values.get(seed, math.nan) for seed in seeds] for s in samples])
-    chosen, other = contrasts(values, int((groups == group).sum()))
-    for number, index in enumerate(members):
-      pairs = len(planned[index][0].values.keys() & baseline.values.keys())
-      tests[index] = _model_test(chosen, other, number, pairs)
-  return [test for test in tests if test is not None]
-
-
-def _model_test(chosen: Contrasts, other: Contrasts | None, number: int, pairs: int) -> _Test:
-  return _Test(
-    pairs=pairs,
-    difference=float(chosen.difference[number]),
-    error=float(chosen.error[number]),
-    freedom=float(chosen.freedom[number]),
-    shared=float(chosen.shared[number]),
-    deviation=float(chosen.deviation[number]),
-    p=float(chosen.p[number]),
-    p_other=None if other is None else float(other.p[number]),
-    shared_other=0.0 if other is None else float(other.shared[number]),
-  )
-
-
-def _simple_test(variant: Sample, baseline: Sample) -> _Test | None:
-  """Tests a difference without an estimate of the noise; returns None if there is one."""
-  seeds = sorted(set(variant.values) & set(baseline.values))
-  if not seeds:
-    return _Test(pairs=0, note='no seed finished in both')
-  values, baseline_values = (
-    np.array([side.values[seed] for seed in seeds]) for side in (variant, baseline)
-  )
-  differences = values - baseline_values
-  n, mean = len(seeds), float(np.mean(differences))
-  if n == 1:
-    return _Test(pairs=1, difference=mean, note='a single seed gives no estimate of the noise')
-  # Differences that are equal up to float64 rounding have no variance to test with.
-  rounding = 1e-12 * float(np.max(np.abs([values, baseline_values])))
-  if float(np.std(differences, ddof=1)) > rounding:
-    return None
-  if abs(mean) <= rounding:
-    note = 'no difference at any seed'
-    return _Test(pairs=n, difference=0.0, error=0.0, p=1.0, p_other=1.0, note=note)
-  p = float(stats.binomtest(n, n).pvalue)
-  note = 'the same difference at every seed: sign test'
-  return _Test(pairs=n, difference=mean, error=0.0, p=p, p_other=p, note=note)
-
-
 def _divergence(variant: Sample, baseline: Sample) -> float | None:
   """Returns the two-sided p-value of a difference in divergence rates; None if they are equal."""
   ended = [len(side.values) + side.diverged for side in (variant, baseline)]
@@ -265,23 +175,7 @@ def _combine(p: float | None, rate: float | None) -> float | None:
   return min(1.0, 2 * min(p, rate))
 
 
-def _interval(test: _Test, level: float) -> tuple[float | None, float | None]:
-  if test.difference is None or test.error is None:
-    return None, None
-  half = test.error * float(stats.t.isf(level / 2, test.freedom)) if test.error else 0.0
-  return test.difference - half, test.difference + half
-
-
-def _effect(test: _Test) -> float | None:
-  if test.difference is None or not test.error or test.pairs < 3:
-    return None
-  # Hedges' exact correction of a standardised difference (1981, eq. 6e).
-  half = test.freedom / 2
-  hedges = math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(half)
-  return hedges * test.difference / test.deviation
-
-
-def _note(variant: Sample, test: _Test) -> str:
+def _note(variant: Sample, test: DifferenceTest) -> str:
   ended = variant.diverged + len(variant.values)
   diverged = f'{variant.diverged} of {ended} seeds diverged' if variant.diverged else ''
   return '; '.join(text for text in (diverged, test.note) if text)
@@ -331,15 +225,7 @@ def _withheld(comparison: Comparison, smallest: float) -> Comparison:
   return dataclasses.replace(comparison, note='; '.join(filter(None, [comparison.note, note])))
 
 
-def _is_same(test: _Test, level: float, margin: float) -> bool:
-  """Returns whether both one-sided tests reject a difference of the margin or more."""
-  low, high = _interval(test, level)
-  if low is None or high is None or (test.difference and not test.error):
-    return False
-  return -margin < low and high < margin
-
-
-def _more_seeds(test: _Test, level: float, margin: float | None) -> int | None:
+def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int | None:
   """Returns the number of seeds to add for a verdict with a power of `POWER`.
 
   The power is not that of the measured difference, which would be optimistic for differences that were
@@ -356,7 +242,8 @@ def _more_seeds(test: _Test, level: float, margin: float | None) -> int | None:
     return max(1, math.ceil(1 - math.log2(level)) - test.pairs)
   error = test.error
   if margin is None:
-    effect = abs(test.difference) - error * float(stats.t.ppf(_BOUND, test.freedom))
+    total, of_total = test.examples.total(error, test.freedom)
+    effect = abs(test.difference) - total * float(stats.t.ppf(_BOUND, of_total))
   else:
     effect = margin
     error *= math.sqrt(test.freedom / float(stats.chi2.ppf(1 - _BOUND, test.freedom)))
@@ -365,7 +252,8 @@ def _more_seeds(test: _Test, level: float, margin: float | None) -> int | None:
 
   def reached(pairs: int) -> bool:
     freedom = test.freedom * (pairs - 1) / (test.pairs - 1)
-    shift = effect / error * math.sqrt(pairs / test.pairs)
+    # More seeds do not reduce the noise of the examples.
+    shift = effect / math.sqrt(error**2 * test.pairs / pairs + test.examples.variance)
     limit = float(stats.t.isf(level / 2, freedom))
     # The noncentral t distribution, approximated by a normal one (Johnson and Welch 1940).
     normal = (limit * (1 - 1 / (4 * freedom)) - shift) / math.sqrt(1 + limit**2 / (2 * freedom))

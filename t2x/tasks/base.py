@@ -89,6 +89,9 @@ class Task(abc.ABC):
   # The metric that selects the best checkpoint, and whether to minimise or maximise it.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
+  # The metrics that are means over independent examples in evaluation: each example is a row with a total target
+  # weight of 1, and the sum in `sums` is linear in `weighted_targets`.
+  example_metrics: ClassVar[frozenset[str]] = frozenset()
 
   @property
   def default_strategy(self) -> Strategy:

@@ -37,11 +37,13 @@ class Evaluation:
     metrics: numbers by name, and texts that describe how they were computed.
     samples: generated texts, as dicts of texts.
     images: pictures by name, uint8 [height, width, 3], which TensorBoard shows.
+    examples: values of each example by metric, [examples]; only of metrics that are their means.
   """
 
   metrics: Mapping[str, float | str]
   samples: Sequence[Mapping[str, str]] = ()
   images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  examples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Evaluated(Protocol):
@@ -63,8 +65,8 @@ class Evaluated(Protocol):
     """Returns the preprocessed rows of a split of the task."""
     ...
 
-  def means(self, split: str, num_rows: int | None) -> dict[str, float]:
-    """Returns the task's metrics over `num_rows` rows sampled evenly from a split; None: all rows."""
+  def evaluation(self, split: str, num_rows: int | None) -> Evaluation:
+    """Computes the task's metrics over `num_rows` rows sampled evenly from a split; None: all rows."""
     ...
 
 
@@ -122,7 +124,7 @@ class Losses(Evaluator):
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the task's metrics."""
-    return Evaluation(evaluated.means(self._split(evaluated.task), self.num_examples))
+    return evaluated.evaluation(self._split(evaluated.task), self.num_examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,19 +250,20 @@ class Translations(TaskEvaluator):
 
     bleu, chrf = self._bleu(), sacrebleu.CHRF()
     references = [pair['target'] for pair in pairs]
+    exact = np.array([o == r for o, r in zip(outputs, references, strict=True)], float)
     metrics: dict[str, float | str] = {
       'examples': float(len(pairs)),
       'bleu': bleu.corpus_score(outputs, [references]).score,
       'bleu_signature': str(bleu.get_signature()),
       'chrf': chrf.corpus_score(outputs, [references]).score,
       'chrf_signature': str(chrf.get_signature()),
-      'exact_match': float(np.mean([o == r for o, r in zip(outputs, references, strict=True)])),
+      'exact_match': float(np.mean(exact)),
     }
     samples = [
       {'source': pair['source'], 'target': pair['target'], 'output': output}
       for pair, output in list(zip(pairs, outputs, strict=True))[:_NUM_SAMPLES]
     ]
-    return Evaluation(metrics, samples)
+    return Evaluation(metrics, samples, examples={'exact_match': exact})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -281,13 +284,14 @@ class Answers(TaskEvaluator):
       evaluated.model(), evaluated.rows(split), examples, indices, evaluated.watched
     )
     pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
-    metrics = {
-      'examples': float(len(pairs)),
-      'exact_match': float(np.mean([exact_match(answer, gold) for answer, gold in pairs])),
-      'f1': float(np.mean([word_f1(answer, gold) for answer, gold in pairs])),
+    scores = {
+      name: np.array([score(answer, gold) for answer, gold in pairs], float)
+      for name, score in (('exact_match', exact_match), ('f1', word_f1))
     }
+    metrics = {'examples': float(len(pairs))}
+    metrics |= {name: float(np.mean(values)) for name, values in scores.items()}
     samples = [
       {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer}
       for i, (answer, gold) in zip(indices[:_NUM_SAMPLES], pairs, strict=False)
     ]
-    return Evaluation(metrics, samples)
+    return Evaluation(metrics, samples, examples=scores)

@@ -68,6 +68,7 @@ class ImageClassification(DistillableTask):
   outputs: ClassVar[OutputKind] = 'class logits'
   head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})
 
   def __post_init__(self):
     for name in ('mean', 'std'):

@@ -51,6 +51,7 @@ class SequenceClassification(DistillableTask, LabelledTask):
   head: ClassVar[str] = 'SequenceClassifier'
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
 
   def texts_of(self, example):
     """Returns the text fields."""

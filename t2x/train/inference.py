@@ -111,7 +111,7 @@ class Inference:
     """Returns the model with these parameters, which computes in the dtype of the run."""
     return self.program.blueprint.model(params, self.program.compute_dtype)
 
-  def means(
+  def evaluation(
     self,
     params: Params,
     split: str,
@@ -119,7 +119,7 @@ class Inference:
     evaluation: str | None = None,
     num_rows: int | None = None,
     watched: Watched = iter,
-  ) -> dict[str, float]:
+  ) -> Evaluation:
     """Computes the metrics of a task over a split.
 
     Args:
@@ -133,13 +133,19 @@ class Inference:
     """
     task = self.experiment.evaluated_task(evaluation)
     eval_step = self.program.eval_step(evaluation)
-    metrics = {
-      name: self._part_means(params, part, task.split_of(part, split), eval_step, num_rows, watched)
+    results = {
+      name: self._part(params, part, task.split_of(part, split), eval_step, num_rows, watched)
       for name, part in task.parts.items()
     }
-    return task.combine(metrics)
+    examples = {
+      f'{name}/{metric}'.removeprefix('/'): values
+      for name, result in results.items()
+      for metric, values in result.examples.items()
+    }
+    metrics = task.combine({name: result.metrics for name, result in results.items()})
+    return Evaluation(metrics, examples=examples)
 
-  def _part_means(
+  def _part(
     self,
     params: Params,
     task: Task,
@@ -147,7 +153,7 @@ class Inference:
     eval_step: EvalStep,
     num_rows: int | None,
     watched: Watched,
-  ) -> dict[str, float]:
+  ) -> Evaluation:
     """Computes the metrics of a task that is not a mixture."""
     rows = self.rows(split, task)
     task.check_rows(split, rows)
@@ -155,19 +161,26 @@ class Inference:
     subset = rows if num_rows is None or all_rows else Spread(rows, num_rows)
     batches = self.evaluation_batches(subset, task)
     totals: dict[str, np.ndarray] = {}
+    examples: dict[str, list[np.ndarray]] = {}
     pending: collections.deque[Any] = collections.deque()
     for index in watched(range(len(batches) + 1)):
       # The device computes one batch while the host prepares the next.
       if index < len(batches):
         pending.append(eval_step(params, self.on_device(batches[index])))
       if index:
-        for name, pair in jax.device_get(pending.popleft()).items():
+        result = jax.device_get(pending.popleft())
+        for name, pair in result.sums.items():
           totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
+        for name, values in result.examples.items():
+          examples.setdefault(name, []).append(values)
     info = getattr(rows, 'info', None) if all_rows else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = task.summarise(means, info)
     # The number of predicted tokens or examples over which the loss is averaged.
-    return metrics | {f'eval_{task.unit}': means['loss'][1]}
+    metrics |= {f'eval_{task.unit}': means['loss'][1]}
+    # Without the rows that pad the last batch.
+    rows_only = {name: np.concatenate(part)[: len(subset)] for name, part in examples.items()}
+    return Evaluation(metrics, examples=rows_only)
 
   def evaluators(
     self,
@@ -187,13 +200,15 @@ class Inference:
     metrics: dict[str, Any] = {}
     samples: list[dict[str, str]] = []
     images: dict[str, np.ndarray] = {}
+    examples: dict[str, np.ndarray] = {}
     for name in names:
       evaluator = self.experiment.evaluations[name].replaced(**settings)
       result = evaluator(_Evaluated(self, name, params, watched))
       metrics |= {f'{name}/{metric}': value for metric, value in result.metrics.items()}
       samples += [{'evaluation': name, **sample} for sample in result.samples]
       images |= {f'{name}/{image}': pixels for image, pixels in result.images.items()}
-    return Evaluation(metrics, samples, images)
+      examples |= {f'{name}/{metric}': values for metric, values in result.examples.items()}
+    return Evaluation(metrics, samples, images, examples)
 
 
 class _Evaluated:
@@ -209,8 +224,8 @@ class _Evaluated:
   def rows(self, split: str) -> Any:
     return self._inference.rows(split, self.task)
 
-  def means(self, split: str, num_rows: int | None) -> dict[str, float]:
-    return self._inference.means(
+  def evaluation(self, split: str, num_rows: int | None) -> Evaluation:
+    return self._inference.evaluation(
       self._params, split, evaluation=self._name, num_rows=num_rows, watched=self.watched
     )
 

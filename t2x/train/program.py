@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import bind_scalars
 from t2x.layers import initialized, named_key
-from t2x.models.losses import Sums
 from t2x.parallel import (
   Activations,
   batch_sharding,
@@ -29,6 +28,7 @@ from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
+  EvalSums,
   Scalars,
   StepSums,
   TrainState,
@@ -51,7 +51,7 @@ DEFAULT_BATCH_SIZE = 32
 State = Any
 Batch = Mapping[str, jax.Array]
 TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
-EvalStep = Callable[[Params, Batch], Sums]
+EvalStep = Callable[[Params, Batch], EvalSums]
 
 
 class EvalProgram:
@@ -145,7 +145,7 @@ class EvalProgram:
     return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def eval_step(self, evaluation: str | None = None) -> EvalStep:
-    """Returns the jitted evaluation step, `(params, batch) -> sums`; `params` are all parameters.
+    """Returns the jitted evaluation step, `(params, batch) -> EvalSums`; `params` are all parameters.
 
     Args:
       evaluation: name in `Experiment.evaluations`, for the task of that evaluator; None for the experiment's

@@ -168,7 +168,7 @@ class TrainingRun(Inference):
     last = step is None or step == self.trainer.num_steps
     batches = None if last else self.trainer.eval_batches
     num_rows = None if batches is None else batches * self.batch_size
-    metrics = self.means(params, self.task.eval_split, num_rows=num_rows, watched=watched)
+    own = self.evaluation(params, self.task.eval_split, num_rows=num_rows, watched=watched)
     number = 0 if last or step is None else step // self.trainer.eval_every
     due = [
       name
@@ -176,7 +176,11 @@ class TrainingRun(Inference):
       if last or (evaluator.every and number % evaluator.every == 0)
     ]
     further = self.evaluators(params, due, watched)
-    return dataclasses.replace(further, metrics={**metrics, **further.metrics})
+    return dataclasses.replace(
+      further,
+      metrics={**own.metrics, **further.metrics},
+      examples={**own.examples, **further.examples},
+    )
 
 
 def _load_or_fit_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer | None:

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import bind_scalars
-from t2x.layers.constraints import Layout, use_layout
+from t2x.layers.constraints import Layout, constrain, use_layout
 from t2x.layers.keys import row_keys
 from t2x.layers.steps import use_step
 from t2x.models.losses import Sums
@@ -317,10 +317,22 @@ def _logged_sums(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.A
   return trainer.nonfinite.count(finite, sums) | {'finite': (finite.astype(jnp.float32), weight)}
 
 
+class EvalSums(NamedTuple):
+  """Results of an evaluation step.
+
+  Attributes:
+    sums: metrics of the batch as (sum, weight).
+    examples: values of each row by metric, [batch]; those of `Task.example_metrics`.
+  """
+
+  sums: Sums
+  examples: dict[str, jax.Array]
+
+
 def make_eval_step(
   task: Task, compute_dtype: str, blueprint: Blueprint, layout: Layout | None = None
-) -> Callable[..., Sums]:
-  """Builds the evaluation step, `(params, batch, scalars) -> sums`, without dropout and label smoothing.
+) -> Callable[..., EvalSums]:
+  """Builds the evaluation step, `(params, batch, scalars) -> EvalSums`, without dropout and label smoothing.
 
   `params` are all parameters of the model, trained and frozen.
   """
@@ -328,6 +340,18 @@ def make_eval_step(
   def eval_step(params, batch, scalars=NO_SCALARS):
     with use_layout(layout), bind_scalars(scalars):
       model = blueprint.model(params, compute_dtype)
-      return task.sums(model, batch, None).reported
+      if not task.example_metrics:
+        return EvalSums(task.sums(model, batch, None).reported, {})
+
+      def declared(row_weights):
+        sums = task.sums(model, {**batch, 'loss_weight': row_weights}, None).reported
+        return {name: sums[name][0] for name in sums if name in task.example_metrics}, sums
+
+      # A sum is linear in the weights of the rows, so its derivative has the value of each row. The model does not
+      # depend on them: no backward pass.
+      ones = jnp.ones(jax.tree.leaves(batch)[0].shape[0], jnp.float32)
+      examples, sums = jax.jacrev(declared, has_aux=True)(ones)
+      # Every process gets all rows.
+      return EvalSums(sums, {name: constrain(row, None) for name, row in examples.items()})
 
   return eval_step

@@ -196,7 +196,7 @@ def losses(experiment, *trials, together=False):
     for batch in packed_batches():
       state, out = step(state, frozen, batch, scalars)
       found.append(out.sums['loss'])
-    found.append(evaluate(state.ema, batch, scalars)['loss'])
+    found.append(evaluate(state.ema, batch, scalars).sums['loss'])
     results.append(np.stack([total / weight for total, weight in found]))
   return results[0].T if together else results
 

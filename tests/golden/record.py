@@ -95,7 +95,7 @@ def _evaluated(run: TrainingRun, params: Any) -> dict[str, float]:
   batches = run.evaluation_batches(rows, task)
   step, totals = run.program.eval_step(), collections.defaultdict(lambda: np.zeros(2))
   for index in range(min(BATCHES, len(batches))):
-    for name, pair in jax.device_get(step(params, run.on_device(batches[index]))).items():
+    for name, pair in jax.device_get(step(params, run.on_device(batches[index]))).sums.items():
       totals[name] += np.array(pair, np.float64)
   means = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
   info = getattr(rows, 'info', None) if len(batches) <= BATCHES else None
@@ -116,7 +116,7 @@ def _family(model_type: str) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     batches = [run.on_device(_batch(task, rng)) for _ in range(STEPS + 1)]
     losses, params = _losses(run, iter(batches[:-1]))
-    sums = jax.device_get(run.program.eval_step()(params, batches[-1]))
+    sums = jax.device_get(run.program.eval_step()(params, batches[-1])).sums
   metrics = task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
   return {'data': None, 'losses': losses, 'evaluation': metrics}
 

@@ -174,7 +174,9 @@ def main(folder, names):
         state = one.moved(first)
       state, losses[name][mesh] = one.losses(state, 0, NUM_STEPS)
       if name == 'causal_lm' and mesh in ('single', 'fsdp_tensor'):
-        evaluations[name][mesh] = one.run.means(state.eval_params, one.run.task.eval_split)['loss']
+        evaluations[name][mesh] = one.run.evaluation(
+          state.eval_params, one.run.task.eval_split
+        ).metrics['loss']
       print(name, mesh, f'{time.monotonic() - began:.1f} s', file=sys.stderr, flush=True)
   causal = folder / 'causal_lm.gin'
   told = {

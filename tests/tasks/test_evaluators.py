@@ -10,6 +10,7 @@ from t2x.data import Bytes
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy
 from t2x.tasks import Answers, CausalLM, Losses, Samples, Translation, Translations
+from t2x.tasks.evaluators import Evaluation
 
 PAIRS = [{'source': 'x' * (7 - i), 'target': f'the cat number {i} sat here'} for i in range(7)]
 
@@ -94,12 +95,12 @@ def test_settings_that_would_be_ignored_are_refused():
 def test_losses_reads_the_requested_number_of_rows_of_its_split():
   asked = []
 
-  def means(split, num_rows):
+  def evaluation(split, num_rows):
     asked.append((split, num_rows))
-    return {'loss': 1.0}
+    return Evaluation({'loss': 1.0})
 
   task = CausalLM(source=Pairs(), tokenizer=Bytes(), length=8)
-  given = types.SimpleNamespace(task=task, means=means)
+  given = types.SimpleNamespace(task=task, evaluation=evaluation)
   assert Losses()(given).metrics == {'loss': 1.0}
   Losses(split='test', num_examples=5)(given)
   assert asked == [('validation', None), ('test', 5)]

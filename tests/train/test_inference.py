@@ -2,12 +2,18 @@
 
 import contextlib
 import dataclasses
+import functools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from t2x.data import Bytes, ConcatenateAndSplit, TextFiles
-from t2x.tasks import CausalLM
+from t2x.data.sources.base import Source
+from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding
+from t2x.models import Block, Classifier, Encoder, Stack, VisionTransformer
+from t2x.tasks import CausalLM, ImageClassification
+from t2x.train import Experiment
 from t2x.train.inference import Inference
 
 
@@ -50,3 +56,54 @@ def test_processes_prepare_together_if_the_task_shares_its_preparation(tmp_path,
 
 def test_tasks_over_text_share_their_preparation():
   assert CausalLM.shares_preparation
+
+
+def test_the_values_of_examples_are_those_of_each_row_alone():
+  """Of all rows of a split that is no multiple of the batch size, against batches of one row."""
+  images = np.random.default_rng(0).random((7, 8, 8, 1), np.float32)
+  labels = np.arange(7) % 6
+
+  @dataclasses.dataclass(frozen=True)
+  class Images(Source):
+    def load(self, split):
+      return [{'image': image, 'label': label} for image, label in zip(images, labels, strict=True)]
+
+    def splits(self):
+      return ('train', 'validation')
+
+    def fingerprint(self):
+      return 'images'
+
+  task = ImageClassification(source=Images(), image_shape=(8, 8, 1), num_classes=6)
+
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=2),
+    feed_forward=functools.partial(MLP, hidden_dim=16),
+  )
+  build = functools.partial(
+    VisionTransformer,
+    d_model=8,
+    embedding=functools.partial(PatchEmbedding, patch_size=4, channels=1),
+    positions=functools.partial(LearnedGrid, height=2, width=2),
+    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1, blocks=[block])),
+    head=functools.partial(Classifier, num_classes=6),
+  )
+  experiment = Experiment(model=build, task=task)
+  several, single = (Inference(experiment, None, batch_size=size) for size in (4, 1))
+  blueprint = several.program.blueprint
+  model = blueprint.shapes
+  params = {
+    name: np.random.default_rng(number).normal(0, 0.3, leaf.shape).astype(leaf.dtype)
+    for number, (name, leaf) in enumerate(blueprint.params(model).items())
+  }
+  result = several.evaluation(params, 'validation')
+  assert {*result.examples} == {'loss', 'accuracy', 'top5_accuracy'}
+  step = single.program.eval_step()
+  alone = [
+    step(params, batch).sums for batch in single.evaluation_batches(task.rows('validation'), task)
+  ]
+  for name, values in result.examples.items():
+    np.testing.assert_allclose(values, [float(sums[name][0]) for sums in alone], rtol=1e-5)
+    assert result.metrics[name] == pytest.approx(values.mean(), rel=1e-6)
+  assert len({*result.examples['accuracy']}) == 2

@@ -71,7 +71,7 @@ def test_evaluation_has_the_features_of_step_0():
   state, frozen = made.init(0)
   _, task, _ = made.experiment.complete()
   evaluate = jax.jit(make_eval_step(task, 'float32', made.blueprint))
-  total, weight = evaluate(made.eval_params(state, frozen), BATCH)['loss']
+  total, weight = evaluate(made.eval_params(state, frozen), BATCH).sums['loss']
   first, _, later = losses(made, (0, 1, 2))[:, 0]
   np.testing.assert_allclose(total / weight, first, rtol=1e-6)
   assert abs(later - first) > 1e-5

@@ -39,8 +39,7 @@ _DETAILS = (
   'all other comparisons, except so many that this chance is below the level (at 5 %: with three seeds none, with four '
   'six, with five 49). The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. They contain the noise of training '
-  '(initialisation, data order, dropout), and not that of the evaluated examples, which are the same for all '
-  'trials. Stepping down is slightly more '
+  '(initialisation, data order, dropout){examples}. Stepping down is slightly more '
   'powerful, so that the interval of a verdict may include 0. "same" requires that the interval of twice the '
   'level (90 % instead of 95 %) is within the margin. '
   'Effect: difference in standard deviations of a paired difference, with '
@@ -53,6 +52,15 @@ _DETAILS = (
 _BASELINE = (
   ', and the {count} further seeds of the baseline improve its mean, with a weight that is smaller the larger the '
   'effects of the seeds are'
+)
+
+_EXAMPLES = (
+  ' and that of the {count:,} evaluated examples: the variance over the examples of the paired differences, averaged over '
+  'the seeds, without what the seeds contribute'
+)
+_NO_EXAMPLES = (
+  ', and not that of the evaluated examples, which are the same for all trials: {reason} with other examples the '
+  'differences may be others'
 )
 
 _UNTUNED = 'Every variant has its own value of the tuned parameter. The verdicts are those of the tuned sweep.'
@@ -138,7 +146,18 @@ def details(results: Results) -> str:
     confidence=results.level.confidence,
     planned=planned,
     baseline=_BASELINE.format(count=len(more)) if more else '',
+    examples=_examples(results),
   )
+
+
+def _examples(results: Results) -> str:
+  """Returns whether the intervals contain the noise of the evaluated examples."""
+  compared = [row.comparison for row in results.rows if row.comparison and row.comparison.pairs]
+  counts = {comparison.examples for comparison in compared}
+  if counts and None not in counts:
+    return _EXAMPLES.format(count=max(filter(None, counts)))
+  reason = 'some trials did not record the metric of each example, or it is not a mean over independent examples;'
+  return _NO_EXAMPLES.format(reason=reason)
 
 
 def decimals(results: Results) -> int:

@@ -85,6 +85,7 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'pairs': comparison and comparison.pairs,
     'effect': comparison and comparison.effect,
     'p_other': comparison and comparison.p_other,
+    'examples': comparison and comparison.examples,
     'more_seeds': comparison and comparison.more_seeds,
     'note': row.note,
     'costs': dict(row.costs),

@@ -11,6 +11,7 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.sweeps.choices import Tuning, read_tuning
 from t2x.sweeps.comparisons import Comparison, Sample, compare
+from t2x.sweeps.examples import read_examples
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
@@ -316,11 +317,13 @@ def _key(point: Mapping[str, Any]) -> str:
 
 def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   entries = list(entries)
-  values = {entry.trial.seed: entry.value(metric) for entry in entries}
-  return Sample(
-    {seed: value for seed, value in values.items() if value is not None},
-    _seeds(entries, 'diverged'),
-  )
+  values, examples = {}, {}
+  for entry in entries:
+    if (value := entry.value(metric)) is not None:
+      values[entry.trial.seed] = value
+      if (of_run := read_examples(entry.folder, metric, value)) is not None:
+        examples[entry.trial.seed] = of_run
+  return Sample(values, _seeds(entries, 'diverged'), examples)
 
 
 def _note(

@@ -23,7 +23,14 @@ from t2x.train.logs.summary import (
   tracker_summary,
 )
 from t2x.train.logs.trackers import Guarded
-from t2x.train.logs.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
+from t2x.train.logs.writers import (
+  JsonLines,
+  MetricWriter,
+  Silent,
+  TensorBoard,
+  Terminal,
+  write_examples,
+)
 from t2x.train.step import StepSums
 
 if TYPE_CHECKING:
@@ -233,7 +240,12 @@ class RunLogger(contextlib.AbstractContextManager):
     return {'interval': interval, 'seconds': self._seconds(), 'faults': self.faults.state()}
 
   def evaluation(self, step: int, result: Evaluation) -> None:
-    """Writes the metrics, samples and images of an evaluation; prints the first three samples."""
+    """Writes the metrics, samples and images of an evaluation; prints the first three samples.
+
+    Also writes the values of each example in the last evaluation of the run.
+    """
+    if result.examples and step == self.run.trainer.num_steps and self.run.processes.first:
+      write_examples(self.run.folder, result.examples)
     self._write(step, 'eval', {**result.metrics, **self.run.weights}, time.monotonic())
     for number, sample in enumerate(result.samples):
       self.samples.write(step, 'eval', sample)

@@ -1,6 +1,7 @@
 """Metric writers: JSON lines, TensorBoard, the terminal."""
 
 import contextlib
+import io
 import json
 import logging
 import math
@@ -25,6 +26,8 @@ from t2x.base.terminal import console
 
 log = logging.getLogger('t2x')
 
+# File in a run folder with the values of each example in the last evaluation.
+EXAMPLES = 'examples.npz'
 # Seconds between two flushes of TensorBoard's event file.
 FLUSH_SECONDS = 10.0
 # Returns the current activity of the loop and its seconds so far, or None.
@@ -126,6 +129,15 @@ def _keep(line: bytes, step: int | None) -> bool:
     return line.endswith(b'\n') and (step is None or json.loads(line)['step'] <= step)
   except (ValueError, KeyError, TypeError):
     return False
+
+
+def write_examples(folder: Path, examples: Mapping[str, np.ndarray]) -> None:
+  """Writes the values of each example by metric (`Evaluation.examples`) to a run folder."""
+  file = io.BytesIO()
+  np.savez_compressed(
+    file, **{name: values.astype(np.float32) for name, values in examples.items()}
+  )
+  write_atomically(folder / EXAMPLES, file.getvalue())
 
 
 def json_value(value: Any) -> Any:

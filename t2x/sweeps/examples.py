@@ -1,0 +1,111 @@
+"""Noise of the evaluated examples in the comparison of two variants.
+
+The examples are the same for all trials, and a sample of those that the conclusion is about. A difference d[s, x] of
+the metric with seed s at example x is the sum of a mean, an effect of the seed, an effect of the example and an
+interaction. The seeds' own standard error contains the first effect and the interaction. `variance` estimates what the
+effects of the examples add, by the method of moments (two-way layout with random effects, Scheffe 1959, chapter 7): only
+examples at which the variants differ with most seeds count, such as images that one variant classifies correctly and the other
+does not. With deterministic models it is the variance of McNemar's test.
+"""
+
+import dataclasses
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from t2x.train.writers import EXAMPLES
+
+# Relative deviation of the mean of the examples from the metric, whose sums are float32.
+_TOLERANCE = 1e-4
+
+
+def read_examples(run: Path, metric: str, value: float) -> np.ndarray | None:
+  """Reads the values of each example in the last evaluation of a trial.
+
+  Args:
+    run: the run folder.
+    metric: name of the metric.
+    value: its value in that evaluation.
+
+  Returns:
+    The values [examples]; None if the metric is not declared as a mean over examples, an older version trained the
+    trial, or the file is damaged or of another evaluation.
+  """
+  try:
+    with np.load(run / EXAMPLES, allow_pickle=False) as file:
+      values = file[metric]
+  except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+    return None
+  if values.ndim != 1 or len(values) < 2 or values.dtype.kind != 'f':
+    return None
+  mean = float(values.mean(dtype=np.float64))
+  return values if math.isclose(mean, value, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE**2) else None
+
+
+def variance(differences: np.ndarray) -> float:
+  """Estimates the part of the variance of the mean difference that the effects of the examples cause.
+
+  Args:
+    differences: differences of two variants [seeds, examples].
+  """
+  seeds, count = differences.shape
+  of_examples = differences.mean(0)
+  total = of_examples.var(ddof=1)
+  # The mean over the seeds contains a share of the interaction, which the seeds' standard error contains as well.
+  interaction = 0.0
+  if seeds > 1:
+    residuals = differences - of_examples - differences.mean(1, keepdims=True) + of_examples.mean()
+    interaction = (residuals**2).sum() / ((seeds - 1) * (count - 1)) / seeds
+  return max(0.0, float(total - interaction)) / count
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleNoise:
+  """What the evaluated examples add to the variance of a difference.
+
+  Intervals and p-values are the wider ones of two: those of the seeds, and those with the sum of both variances and
+  Satterthwaite's degrees of freedom, which are narrower if the variance of few seeds is a small part of the sum.
+
+  Attributes:
+    variance: the added variance; 0 if it is unknown.
+    count: number of examples; None if their values are not recorded.
+  """
+
+  variance: float = 0.0
+  count: int | None = None
+
+  @classmethod
+  def of(
+    cls, variant: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray], seeds: list[int]
+  ) -> 'ExampleNoise':
+    """Estimates it from the values of each example by seed; unknown unless all seeds have those of the same examples."""
+    pairs = [(variant.get(seed), baseline.get(seed)) for seed in seeds]
+    shapes = {None if side is None else side.shape for pair in pairs for side in pair}
+    if len(shapes) != 1 or None in shapes:
+      return cls()
+    differences = np.array([np.subtract(*pair, dtype=np.float64) for pair in pairs])
+    return cls(variance(differences), differences.shape[1])
+
+  def total(self, error: float, freedom: float) -> tuple[float, float]:
+    """Returns the standard error with both variances and its degrees of freedom, given those of the seeds."""
+    if not self.variance or self.count is None:
+      return error, freedom
+    total = error**2 + self.variance
+    parts = error**4 / max(freedom, 1.0) + self.variance**2 / (self.count - 1)
+    return math.sqrt(total), total**2 / parts
+
+  def half_width(self, error: float, freedom: float, level: float) -> float:
+    """Returns half the width of the interval of confidence 1 - level, given the noise of the seeds."""
+    both = ((error, freedom), self.total(error, freedom))
+    return max(e * float(stats.t.isf(level / 2, f)) if e else 0.0 for e, f in both)
+
+  def p(self, p: float, difference: float, error: float, freedom: float) -> float:
+    """Returns the two-sided p-value of a difference, given that of the seeds and their noise."""
+    if not self.variance:
+      return p
+    total, of_total = self.total(error, freedom)
+    return max(p, float(2 * stats.t.sf(abs(difference) / total, of_total)))
