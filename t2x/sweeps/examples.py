@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from t2x.train.writers import EXAMPLES
+from t2x.train.logs.writers import EXAMPLES
 
 # Relative deviation of the mean of the examples from the metric, whose sums are float32.
 _TOLERANCE = 1e-4
@@ -83,11 +83,12 @@ class ExampleNoise:
     cls, variant: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray], seeds: list[int]
   ) -> 'ExampleNoise':
     """Estimates it from the values of each example by seed; unknown unless all seeds have those of the same examples."""
-    pairs = [(variant.get(seed), baseline.get(seed)) for seed in seeds]
-    shapes = {None if side is None else side.shape for pair in pairs for side in pair}
-    if len(shapes) != 1 or None in shapes:
+    pairs = [
+      (variant[seed], baseline[seed]) for seed in seeds if seed in variant and seed in baseline
+    ]
+    if len(pairs) < len(seeds) or len({side.shape for pair in pairs for side in pair}) != 1:
       return cls()
-    differences = np.array([np.subtract(*pair, dtype=np.float64) for pair in pairs])
+    differences = np.array([own.astype(np.float64) - other for own, other in pairs])
     return cls(variance(differences), differences.shape[1])
 
   def total(self, error: float, freedom: float) -> tuple[float, float]:

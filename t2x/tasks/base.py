@@ -297,7 +297,7 @@ class Task(abc.ABC):
     default = math.nan if means['loss'][1] == 0 else 0.0
     return {name: total / weight if weight else default for name, (total, weight) in means.items()}
 
-  def combine(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+  def combine(self, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the metrics of an evaluation from those of the `parts` by name."""
     return dict(metrics[''])
 

@@ -10,7 +10,7 @@ from t2x.sweeps.comparisons import Sample, compare
 from t2x.sweeps.examples import ExampleNoise, read_examples, variance
 from t2x.sweeps.report import read_results
 from t2x.sweeps.report.markdown import details
-from t2x.train.writers import EXAMPLES, write_examples
+from t2x.train.logs.writers import EXAMPLES, write_examples
 
 
 def anova(d):
@@ -105,7 +105,6 @@ def test_files_of_other_evaluations_and_damaged_ones_are_not_read(tmp_path):
   assert read_examples(tmp_path, 'test/accuracy', 2 / 3) is None
 
 
-@pytest.mark.slow
 def test_a_sweep_records_the_examples_and_reports_their_noise(sweep, tmp_path):
   settings = "  metric = 'test/accuracy'\n  goal = 'max'\n"
   code, _ = sweep(extra=settings)
