@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -296,3 +297,19 @@ class Linear(nnx.Module):
     if self.bias is not None:
       y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y.reshape(*x.shape[: x.ndim - self.num_inputs], *kernel.shape[self.num_inputs :])
+
+
+def with_defaults(constructor: Callable[..., None], **defaults: Any) -> Any:
+  """Returns a constructor with other default values of settings, for a subclass that differs in them only."""
+
+  @functools.wraps(constructor)
+  def replaced(self, *args, **settings):
+    constructor(self, *args, **{**defaults, **settings})
+
+  result: Any = replaced
+  signature = inspect.signature(constructor)
+  parameters = [
+    p.replace(default=defaults.get(p.name, p.default)) for p in signature.parameters.values()
+  ]
+  result.__signature__ = signature.replace(parameters=parameters)
+  return result

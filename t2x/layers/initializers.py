@@ -9,7 +9,7 @@ import contextvars
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -206,37 +206,37 @@ class variance_scaling:
     return (self.scale / fan) ** 0.5
 
 
+class _FixedVariance:
+  """Base class of members of `variance_scaling` with names of their own."""
+
+  family: ClassVar[variance_scaling]
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return self.family(key, shape, dtype)
+
+  def std(self, shape: Sequence[int]) -> float:
+    return self.family.std(shape)
+
+
 @dataclasses.dataclass(frozen=True)
-class xavier_uniform:
+class xavier_uniform(_FixedVariance):
   """Uniform distribution with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return variance_scaling(1.0, 'fan_avg', 'uniform')(key, shape, dtype)
-
-  def std(self, shape: Sequence[int]) -> float:
-    return variance_scaling(1.0, 'fan_avg', 'uniform').std(shape)
+  family = variance_scaling(1.0, 'fan_avg', 'uniform')
 
 
 @dataclasses.dataclass(frozen=True)
-class lecun_normal:
+class lecun_normal(_FixedVariance):
   """Truncated normal distribution with variance 1 / fan_in (LeCun et al. 1998)."""
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return variance_scaling(1.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
-
-  def std(self, shape: Sequence[int]) -> float:
-    return variance_scaling(1.0, 'fan_in', 'truncated_normal').std(shape)
+  family = variance_scaling(1.0, 'fan_in', 'truncated_normal')
 
 
 @dataclasses.dataclass(frozen=True)
-class he_normal:
+class he_normal(_FixedVariance):
   """Truncated normal distribution with variance 2 / fan_in (https://arxiv.org/abs/1502.01852)."""
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return variance_scaling(2.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
-
-  def std(self, shape: Sequence[int]) -> float:
-    return variance_scaling(2.0, 'fan_in', 'truncated_normal').std(shape)
+  family = variance_scaling(2.0, 'fan_in', 'truncated_normal')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +261,24 @@ class ones:
     return 0.0
 
 
+class DepthFactor:
+  """Base class: multiplies the values of `init` by a function of the depth; subclasses define both."""
+
+  init: Callable[..., Array]
+
+  def factor(self) -> float:
+    """Returns the factor of the values."""
+    raise NotImplementedError
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return self.init(key, shape, dtype) * self.factor()
+
+  def std(self, shape: Sequence[int]) -> float:
+    return std_of(self.init, shape) * self.factor()
+
+
 @dataclasses.dataclass(frozen=True)
-class depth_scaled:
+class depth_scaled(DepthFactor):
   """Divides the values of `init` by the square root of the number of residual branches of the body, for
   projections into the residual stream (GPT-2: Radford et al. 2019, section 2.3).
 
@@ -274,18 +290,12 @@ class depth_scaled:
 
   init: Callable[..., Array] = normal(0.02)
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return self.init(key, shape, dtype) * self._factor()
-
-  def std(self, shape: Sequence[int]) -> float:
-    return std_of(self.init, shape) * self._factor()
-
-  def _factor(self) -> float:
+  def factor(self) -> float:
     return residual_branches('depth_scaled') ** -0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class fixup:
+class fixup(DepthFactor):
   """Multiplies the values of `init` by num_branches^(-1 / (2 branch_layers - 2)), for all layers of the
   residual branches of a network without norms except the last, whose initialiser is `zeros`
   (https://arxiv.org/abs/1901.09321).
@@ -308,12 +318,6 @@ class fixup:
         f'{self.branch_layers} at least 2'
       )
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return self.init(key, shape, dtype) * self._factor()
-
-  def std(self, shape: Sequence[int]) -> float:
-    return std_of(self.init, shape) * self._factor()
-
-  def _factor(self) -> float:
+  def factor(self) -> float:
     num_branches = self.num_branches or residual_branches('fixup')
     return num_branches ** (-1 / (2 * self.branch_layers - 2))

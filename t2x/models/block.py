@@ -88,6 +88,16 @@ class _Block(nnx.Module):
     return {name: vars(self)[name] for name in self.names}
 
   @property
+  def wirings(self) -> dict[str, Wiring]:
+    """Wirings of the sublayers that have one, by name, in the order of application."""
+    return {n: vars(self)[f'{n}_wiring'] for n in self.names if f'{n}_wiring' in vars(self)}
+
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams."""
+    return max((wiring.num_streams for wiring in self.wirings.values()), default=1)
+
+  @property
   def reads_source(self) -> bool:
     """True if the block has cross-attention: a sublayer named 'cross'."""
     return 'cross' in self.names
@@ -201,21 +211,6 @@ class SublayerBlock(_Block):
         d_model, sublayers=sublayers, wiring=wiring, pattern=pattern, encoding=encoding, rngs=rngs
       )
 
-  @property
-  def ends_with_norm(self) -> bool:
-    """True if the block's output is normalised."""
-    return vars(self)[f'{self.names[-1]}_wiring'].ends_with_norm
-
-  @property
-  def num_streams(self) -> int:
-    """Number of residual streams."""
-    return vars(self)[f'{self.names[-1]}_wiring'].num_streams
-
-  @property
-  def wirings(self) -> dict[str, Wiring]:
-    """Wirings of the sublayers by their names, in the order of application."""
-    return {name: vars(self)[f'{name}_wiring'] for name in self.names}
-
   def branch(
     self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
@@ -246,7 +241,7 @@ class SublayerBlock(_Block):
     recorded: dict[str, Array] = {}
     extras = dict(call.extras)
     for name, without_extras in self.calls(call).items():
-      part, wiring = vars(self)[name], vars(self)[f'{name}_wiring']
+      part, wiring = self.sublayers[name], self.wirings[name]
       own = dataclasses.replace(without_extras, extras=extras)
 
       def branch(h, part=part, own=own, name=name):
@@ -317,9 +312,6 @@ class ParallelBlock(_Block):
     pattern: narrows the pattern of the body.
     encoding: builds a position encoding for this block. None: the body's.
   """
-
-  ends_with_norm = False
-  num_streams = 1
 
   def __init__(
     self,

@@ -27,6 +27,7 @@ from t2x.layers import (
   named_key,
   normal,
 )
+from t2x.layers.base import with_defaults
 from t2x.layers.constraints import constrain
 from t2x.layers.patterns.algebra import mark_names
 from t2x.layers.steps import current_step
@@ -52,8 +53,22 @@ def final_norm_if_needed(
   return norm(d_model, rngs=rngs)
 
 
-class _Body(nnx.Module):
-  """Base class of `Encoder` and `Decoder`, which differ in their default pattern."""
+class Encoder(nnx.Module):
+  """A bidirectional body: each token attends to all tokens of its segment.
+
+  Args:
+    d_model: width of the residual stream.
+    input_dim: width of the embedded tokens, their positions and `input_norm`, which a linear layer projects
+      to d_model (ALBERT, https://arxiv.org/abs/1909.11942). None: d_model, without a projection.
+    stack: builds the layers.
+    encoding: builds the position encoding that all layers share.
+    input_norm: builds a norm after the positions (BERT, BART); None: no norm.
+    input_dropout: dropout rate on the embedded tokens.
+    final_norm: builds the norm after the last layer. The default is LayerNorm, or no norm if the last layer
+      ends with one (PostNorm). None: no norm.
+    final_dropout: dropout rate after the final norm (T5).
+    pattern: attention pattern; each block may narrow it.
+  """
 
   implements = (Body,)
 
@@ -61,14 +76,14 @@ class _Body(nnx.Module):
     self,
     d_model: int,
     *,
-    input_dim: Size | None,
-    stack: Callable[..., LayerStack],
-    encoding: Callable[..., PositionEncoding],
-    input_norm: Callable[..., Norm] | None,
-    input_dropout: TunableRate,
-    final_norm: Callable[..., Norm] | None,
-    final_dropout: TunableRate,
-    pattern: Pattern,
+    input_dim: Size | None = None,
+    stack: Callable[..., LayerStack] = Stack,
+    encoding: Callable[..., PositionEncoding] = NoPositions,
+    input_norm: Callable[..., Norm] | None = None,
+    input_dropout: TunableRate = 0.0,
+    final_norm: Callable[..., Norm] | None = final_norm_if_needed,
+    final_dropout: TunableRate = 0.0,
+    pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
@@ -83,7 +98,7 @@ class _Body(nnx.Module):
       else Linear((width,), (d_model,), ('factor', 'embed'), init=normal(0.02), rngs=rngs)
     )
     self.stack = stack(d_model, rngs=rngs)
-    if _unwrap_partial(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:
+    if _unwrap_partial(final_norm) is final_norm_if_needed and _ends_with_norm(self.stack):
       final_norm = None
     self.final_norm = final_norm and final_norm(self.output_dim, rngs=rngs)
 
@@ -115,7 +130,7 @@ class _Body(nnx.Module):
     slots = Slots.empty(batch, num_slots, marks)
     return BodyCache(layers, slots, None if source is None else source.tokens)
 
-  def unstacked(self, cache: BodyCache) -> tuple['_Body', BodyCache]:
+  def unstacked(self, cache: BodyCache) -> tuple['Encoder', BodyCache]:
     """Returns the body and its cache with separate layers, for decoding token by token."""
     layers = self.stack.unstacked_cache(cache.layers)
     body = replace_parts(self, stack=self.stack.unstacked())
@@ -176,6 +191,16 @@ class _Body(nnx.Module):
     return Output(x, new, result.aux, result.recorded, tokens)
 
 
+class Decoder(Encoder):
+  """A causal body: each token attends to itself and to earlier tokens. For the arguments see `Encoder`.
+
+  With the pattern `Causal() | Prefix()` it is a prefix language model; with `cross` in its blocks it is
+  the decoder of an encoder-decoder.
+  """
+
+  __init__ = with_defaults(Encoder.__init__, pattern=Causal())
+
+
 def replace_parts(module: Part, **parts: Any) -> Part:
   """Returns a shallow copy of a module with the given attributes replaced."""
   leaves, structure = jax.tree.flatten(module)
@@ -185,85 +210,11 @@ def replace_parts(module: Part, **parts: Any) -> Part:
   return copy
 
 
-class Encoder(_Body):
-  """A bidirectional body: each token attends to all tokens of its segment.
-
-  Args:
-    d_model: width of the residual stream.
-    input_dim: width of the embedded tokens, their positions and `input_norm`, which a linear layer projects
-      to d_model (ALBERT, https://arxiv.org/abs/1909.11942). None: d_model, without a projection.
-    stack: builds the layers.
-    encoding: builds the position encoding that all layers share.
-    input_norm: builds a norm after the positions (BERT, BART); None: no norm.
-    input_dropout: dropout rate on the embedded tokens.
-    final_norm: builds the norm after the last layer. The default is LayerNorm, or no norm if the last layer
-      ends with one (PostNorm). None: no norm.
-    final_dropout: dropout rate after the final norm (T5).
-    pattern: attention pattern; each block may narrow it.
-  """
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    input_dim: Size | None = None,
-    stack: Callable[..., LayerStack] = Stack,
-    encoding: Callable[..., PositionEncoding] = NoPositions,
-    input_norm: Callable[..., Norm] | None = None,
-    input_dropout: TunableRate = 0.0,
-    final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: TunableRate = 0.0,
-    pattern: Pattern = Full(),
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(
-      d_model,
-      input_dim=input_dim,
-      stack=stack,
-      encoding=encoding,
-      input_norm=input_norm,
-      input_dropout=input_dropout,
-      final_norm=final_norm,
-      final_dropout=final_dropout,
-      pattern=pattern,
-      rngs=rngs,
-    )
-
-
-class Decoder(_Body):
-  """A causal body: each token attends to itself and to earlier tokens. For the arguments see `Encoder`.
-
-  With the pattern `Causal() | Prefix()` it is a prefix language model; with `cross` in its blocks it is
-  the decoder of an encoder-decoder.
-  """
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    input_dim: Size | None = None,
-    stack: Callable[..., LayerStack] = Stack,
-    encoding: Callable[..., PositionEncoding] = NoPositions,
-    input_norm: Callable[..., Norm] | None = None,
-    input_dropout: TunableRate = 0.0,
-    final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: TunableRate = 0.0,
-    pattern: Pattern = Causal(),
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(
-      d_model,
-      input_dim=input_dim,
-      stack=stack,
-      encoding=encoding,
-      input_norm=input_norm,
-      input_dropout=input_dropout,
-      final_norm=final_norm,
-      final_dropout=final_dropout,
-      pattern=pattern,
-      rngs=rngs,
-    )
-
-
 def _unwrap_partial(factory: Any) -> Any:
   return factory.func if isinstance(factory, functools.partial) else factory
+
+
+def _ends_with_norm(stack: LayerStack) -> bool:
+  """Returns whether the wiring of the last sublayer normalises the residual stream."""
+  wirings = list(stack.blocks[-1].wirings.values())
+  return bool(wirings) and wirings[-1].ends_with_norm

@@ -8,7 +8,18 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.base.hyperparameters import Tunable
-from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, TextEmbedding, Tokens
+from t2x.layers import (
+  NO_AUX,
+  Aux,
+  Cache,
+  Call,
+  Pattern,
+  Result,
+  Source,
+  TextEmbedding,
+  Tokens,
+  Wiring,
+)
 from t2x.models.cache import BodyCache
 from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
@@ -58,8 +69,8 @@ class Layer(Protocol):
     ...
 
   @property
-  def ends_with_norm(self) -> bool:
-    """True if the layer's output is normalised."""
+  def wirings(self) -> Mapping[str, Wiring]:
+    """Wirings of the sublayers, in the order of application; empty for a layer that is not made of them."""
     ...
 
   @property
@@ -90,6 +101,11 @@ class LayerStack(Protocol):
   """Interface of a sequence of layers."""
 
   @property
+  def blocks(self) -> Sequence[Layer]:
+    """Layers in the order of application; of repeated layers, those of one repeat."""
+    ...
+
+  @property
   def num_layers(self) -> int:
     """Number of layers."""
     ...
@@ -97,11 +113,6 @@ class LayerStack(Protocol):
   @property
   def output_dim(self) -> int:
     """Width of the output."""
-    ...
-
-  @property
-  def ends_with_norm(self) -> bool:
-    """True if the output is normalised."""
     ...
 
   @property

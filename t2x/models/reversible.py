@@ -152,11 +152,6 @@ class ReversibleStack(Stack):
     stream = jax.ShapeDtypeStruct((1, 1, self.d_model), jnp.float32)
     return int(jax.eval_shape(self.merge, stream, stream).shape[-1])
 
-  @property
-  def ends_with_norm(self) -> bool:
-    """False: the streams are not normalised."""
-    return False
-
   def unstacked(self) -> 'ReversibleLayers':
     """Returns the layers separately; see `Stack.unstacked`."""
     layers = super().unstacked()

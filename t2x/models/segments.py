@@ -1,7 +1,7 @@
 """Segment-level recurrence (Transformer-XL: Dai et al. 2019, https://arxiv.org/abs/1901.02860)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from t2x.layers import (
 )
 from t2x.layers.keys import fold_in
 from t2x.models.bodies import replace_parts
-from t2x.models.interfaces import LayerStack
+from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import Stack
 
 __all__ = ['Segments']
@@ -78,9 +78,9 @@ class Segments(nnx.Module):
     return self.stack.output_dim
 
   @property
-  def ends_with_norm(self) -> bool:
-    """True if the output is normalised."""
-    return self.stack.ends_with_norm
+  def blocks(self) -> Sequence[Layer]:
+    """Layers of the stack; of repeated layers, those of one repeat."""
+    return self.stack.blocks
 
   @property
   def max_length(self) -> int | None:

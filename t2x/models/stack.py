@@ -187,11 +187,6 @@ class Stack(nnx.Module):
     return self.d_model
 
   @property
-  def ends_with_norm(self) -> bool:
-    """True if the last block's output is normalised."""
-    return self.blocks[-1].ends_with_norm
-
-  @property
   def max_length(self) -> int | None:
     """Maximum length in tokens that all blocks can process; None: unlimited."""
     lengths = [block.max_length for block in self.blocks]

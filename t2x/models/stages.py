@@ -13,7 +13,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
 from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Source, named_key
 from t2x.layers.initializers import build_context, building
-from t2x.models.interfaces import LayerStack
+from t2x.models.interfaces import Layer, LayerStack
 
 __all__ = ['Stages']
 
@@ -74,9 +74,9 @@ class Stages(nnx.Module):
     return self.stages[-1].output_dim
 
   @property
-  def ends_with_norm(self) -> bool:
-    """True if the output of the last stage is normalised."""
-    return self.stages[-1].ends_with_norm
+  def blocks(self) -> list[Layer]:
+    """Layers of all stages; of repeated layers, those of one repeat."""
+    return [block for stage in self.stages for block in stage.blocks]
 
   @property
   def max_length(self) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from t2x.api import read_config
-from t2x.layers import PostNorm, PreNorm, ReZero, RMSNorm
+from t2x.layers import MLP, MultiHeadAttention, PostNorm, PreNorm, ReZero, RMSNorm
 from t2x.models import Decoder, Encoder, ParallelBlock
 
 
@@ -28,7 +28,13 @@ def test_the_last_block_decides(make):
   blocks.reverse()
   last = make.built(functools.partial(Encoder, make.width, stack=make.stack(blocks)))
   assert last.final_norm is None
-  assert ParallelBlock.ends_with_norm is False
+  parallel = functools.partial(
+    ParallelBlock,
+    mixer=functools.partial(MultiHeadAttention, num_heads=4),
+    feed_forward=functools.partial(MLP, hidden_dim=24),
+  )
+  blocks = [make.block(wiring=PostNorm), parallel]
+  assert make.built(functools.partial(Encoder, make.width, stack=make.stack(blocks))).final_norm
 
 
 @pytest.mark.parametrize(('wiring', 'epsilon'), [('PreNorm', 0.5), ('PostNorm', None)])

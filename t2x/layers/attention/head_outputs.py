@@ -1,7 +1,7 @@
 """Parts between the heads of an attention layer and its output projection: gates and norms."""
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
@@ -46,6 +46,8 @@ class GatedHeads(nnx.Module):
   """
 
   implements = (HeadOutputs,)
+  # Logical axes of the gates of a token.
+  axes: ClassVar[tuple[str, ...]] = ('heads', 'head_dim')
 
   def __init__(
     self,
@@ -56,7 +58,7 @@ class GatedHeads(nnx.Module):
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    axes, shape = ('embed', 'heads', 'head_dim'), (num_heads, head_dim)
+    axes, shape = ('embed', *self.axes), (num_heads, head_dim)[: len(self.axes)]
     self.gate = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
 
   def __call__(
@@ -65,36 +67,17 @@ class GatedHeads(nnx.Module):
     x: Float[Array, 'batch length d_model'],
   ) -> Float[Array, 'batch length heads head_dim']:
     """Returns the gated outputs."""
-    return y * jax.nn.sigmoid(self.gate(x))
+    gate = jax.nn.sigmoid(self.gate(x))
+    return y * gate.reshape(*y.shape[:3], -1)
 
 
-class ScalarGatedHeads(nnx.Module):
+class ScalarGatedHeads(GatedHeads):
   """Multiplies each head by one gate: y_h * sigmoid(x w_h), the head-wise gate of https://arxiv.org/abs/2505.06708.
 
   Arguments are those of `GatedHeads`; W is [d_model, num_heads].
   """
 
-  implements = (HeadOutputs,)
-
-  def __init__(
-    self,
-    d_model: int,
-    num_heads: Size,
-    head_dim: Size,
-    *,
-    kernel_init: Initializer = xavier_uniform(),
-    rngs: nnx.Rngs,
-  ):
-    axes = ('embed', 'heads')
-    self.gate = Linear((d_model,), (num_heads,), axes, init=kernel_init, use_bias=False, rngs=rngs)
-
-  def __call__(
-    self,
-    y: Float[Array, 'batch length heads head_dim'],
-    x: Float[Array, 'batch length d_model'],
-  ) -> Float[Array, 'batch length heads head_dim']:
-    """Returns the gated outputs."""
-    return y * jax.nn.sigmoid(self.gate(x))[..., None]
+  axes = ('heads',)
 
 
 class NormedHeads(nnx.Module):

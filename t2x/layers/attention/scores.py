@@ -16,7 +16,32 @@ from t2x.layers.interfaces import Scores
 __all__ = ['AdditiveScores', 'BilinearScores', 'CosineScores', 'DotProductScores', 'TalkingHeads']
 
 
-class DotProductScores(nnx.Module):
+class _PairScores(nnx.Module):
+  """Base class of scores of projected queries and keys; subclasses define `pairs`."""
+
+  implements = (Scores,)
+  reads = frozenset({'q', 'k'})
+  max_length: Size | None = None
+
+  def pairs(self, q: Array, k: Array, scale: float) -> DotProduct | Logits:
+    """Returns the scores of queries [batch, queries, heads, head_dim] and keys [batch, keys, kv_heads, head_dim]."""
+    raise NotImplementedError
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> DotProduct | Logits:
+    """See `Scores.__call__`."""
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
+    return self.pairs(q, k, scale)
+
+
+class DotProductScores(_PairScores):
   """Scaled dot products, scale q k' (https://arxiv.org/abs/1706.03762).
 
   Args:
@@ -28,9 +53,7 @@ class DotProductScores(nnx.Module):
       sinks, https://arxiv.org/abs/2309.17453). None: no such logit.
   """
 
-  implements = (Scores,)
   reads = frozenset({'q', 'k', 'scale'})
-  max_length: Size | None = None
 
   def __init__(
     self,
@@ -46,21 +69,13 @@ class DotProductScores(nnx.Module):
       sink, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True
     )
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-  ) -> DotProduct:
+  def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
     """Returns queries and keys as `DotProduct`; the kernel computes the products."""
     sink = None if self.sink is None else self.sink[...]
     return DotProduct(q, k, scale, self.soft_cap, sink)
 
 
-class CosineScores(nnx.Module):
+class CosineScores(_PairScores):
   """Cosine similarity of query and key times a learned factor of each head (Swin v2,
   https://arxiv.org/abs/2111.09883).
 
@@ -73,10 +88,6 @@ class CosineScores(nnx.Module):
     factor: initial value of the factor.
     max_factor: maximum of the factor.
   """
-
-  implements = (Scores,)
-  reads = frozenset({'q', 'k'})
-  max_length: Size | None = None
 
   def __init__(
     self,
@@ -91,23 +102,14 @@ class CosineScores(nnx.Module):
     init = nnx.initializers.constant(math.log(factor))
     self.logit = param(init, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True)
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-  ) -> DotProduct:
+  def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
     """Returns queries and keys, normalised in float32, as `DotProduct`."""
-    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     factor = jnp.exp(jnp.minimum(self.logit[...].astype(jnp.float32), math.log(self.max_factor)))
     q = (_normalize(q) * factor[None, None, :, None]).astype(q.dtype)
     return DotProduct(q, _normalize(k).astype(k.dtype), 1.0)
 
 
-class TalkingHeads(nnx.Module):
+class TalkingHeads(_PairScores):
   """Scaled dot products with learned mixtures of heads before and after the softmax (Shazeer et al. 2020,
   https://arxiv.org/abs/2003.02436).
 
@@ -120,9 +122,7 @@ class TalkingHeads(nnx.Module):
     head_dim: ignored.
   """
 
-  implements = (Scores,)
   reads = frozenset({'q', 'k', 'scale'})
-  max_length: Size | None = None
 
   def __init__(self, num_heads: Size, head_dim: Size, *, rngs: nnx.Rngs):
     def identity(key, shape, dtype):
@@ -134,17 +134,8 @@ class TalkingHeads(nnx.Module):
 
     self.before, self.after = mixture(), mixture()
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-  ) -> Logits:
+  def pairs(self, q: Array, k: Array, scale: float) -> Logits:
     """Returns the mixed scores as `Logits`."""
-    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     dtype = softmax_dtype(q)
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     with pair_products():
@@ -154,7 +145,7 @@ class TalkingHeads(nnx.Module):
     return Logits(mixed, self.after[...].astype(dtype))
 
 
-class AdditiveScores(nnx.Module):
+class AdditiveScores(_PairScores):
   """Additive scores w tanh(q + k)' with a learned vector w for each head (Bahdanau et al. 2014,
   https://arxiv.org/abs/1409.0473, section A.1.2).
 
@@ -168,10 +159,6 @@ class AdditiveScores(nnx.Module):
     init: initialiser of w [num_heads, head_dim].
   """
 
-  implements = (Scores,)
-  reads = frozenset({'q', 'k'})
-  max_length: Size | None = None
-
   def __init__(
     self,
     num_heads: Size,
@@ -182,17 +169,8 @@ class AdditiveScores(nnx.Module):
   ):
     self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-  ) -> Logits:
+  def pairs(self, q: Array, k: Array, scale: float) -> Logits:
     """Returns the scores of all pairs, in float32 or wider."""
-    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     pairs = jnp.tanh(q[:, :, None] + k[:, None])
     dtype = jnp.promote_types(q.dtype, jnp.float32)
@@ -201,7 +179,7 @@ class AdditiveScores(nnx.Module):
       return Logits(jnp.einsum('bqkhd,hd->bhqk', pairs, w, preferred_element_type=dtype))
 
 
-class BilinearScores(nnx.Module):
+class BilinearScores(_PairScores):
   """Bilinear scores q W k' with a learned matrix W for each head (`general` in Luong et al. 2015,
   https://arxiv.org/abs/1508.04025, equation 8).
 
@@ -214,10 +192,6 @@ class BilinearScores(nnx.Module):
     init: initialiser of each W [head_dim, head_dim].
   """
 
-  implements = (Scores,)
-  reads = frozenset({'q', 'k'})
-  max_length: Size | None = None
-
   def __init__(
     self,
     num_heads: Size,
@@ -229,17 +203,8 @@ class BilinearScores(nnx.Module):
     shape, axes = (num_heads, head_dim, head_dim), ('heads', 'head_dim', 'head_dim')
     self.w = param(init, shape, axes, rngs, matrix=(head_dim, head_dim))
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-  ) -> DotProduct:
+  def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
     """Returns q W and the keys as `DotProduct`; the kernel computes the products."""
-    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     return DotProduct(jnp.einsum('bqhd,hde->bqhe', q, self.w[...].astype(q.dtype)), k, 1.0)
 
 

@@ -99,14 +99,28 @@ class TokenEmbedding(nnx.Module):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
-    self.vocab_multiple = vocab_multiple
-    num_rows = round_up(self.vocab_size, vocab_multiple)
-    self.num_types = num_types
+    self._make_tables(vocab_size, vocab_multiple, num_types, (d_model, 'embed'), init, rngs)
     self.scale, self.logit_scale = _scales(d_model, scaled)
-    table = functools.partial(param, init, rngs=rngs, kind='table')
-    self.table = table((num_rows, d_model), ('vocab', 'embed'))
-    self.types = table((num_types, d_model), ('types', 'embed')) if num_types else None
+
+  def _make_tables(
+    self,
+    vocab_size: int | None,
+    vocab_multiple: int,
+    num_types: int,
+    width: tuple[int, str],
+    init: Initializer,
+    rngs: nnx.Rngs,
+  ) -> None:
+    """Creates the tables of tokens and types, whose columns have this number and logical axis."""
+    self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
+    self.vocab_multiple, self.num_types = vocab_multiple, num_types
+    columns, axis = width
+
+    def table(rows: int, name: str) -> nnx.Param:
+      return param(init, (rows, columns), (name, axis), rngs, kind='table')
+
+    self.table = table(round_up(self.vocab_size, vocab_multiple), 'vocab')
+    self.types = table(num_types, 'types') if num_types else None
 
   def __call__(
     self,
@@ -125,8 +139,10 @@ class TokenEmbedding(nnx.Module):
     Raises:
       UserError: `types` is set, but the embedding has no types.
     """
-    x = _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
-    return x, Tokens.row(ids.shape[1]) if tokens is None else tokens
+    return self._vectors(ids, types), Tokens.row(ids.shape[1]) if tokens is None else tokens
+
+  def _vectors(self, ids: Array, types: Array | None) -> Array:
+    return _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits x table^T in float32."""
@@ -134,7 +150,7 @@ class TokenEmbedding(nnx.Module):
     return float32_logits(x, self.table[...].astype(x.dtype))[..., : self.vocab_size]
 
 
-class FactorisedEmbedding(nnx.Module):
+class FactorisedEmbedding(TokenEmbedding):
   """Embedding table of width factor_dim and a projection to d_model (ALBERT,
   https://arxiv.org/abs/1909.11942).
 
@@ -145,8 +161,6 @@ class FactorisedEmbedding(nnx.Module):
 
   Other arguments are those of `TokenEmbedding`.
   """
-
-  implements = (TextEmbedding,)
 
   def __init__(
     self,
@@ -162,14 +176,8 @@ class FactorisedEmbedding(nnx.Module):
     projection_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
-    self.vocab_multiple = vocab_multiple
-    num_rows = round_up(self.vocab_size, vocab_multiple)
-    self.num_types = num_types
+    self._make_tables(vocab_size, vocab_multiple, num_types, (factor_dim, 'factor'), init, rngs)
     self.scale, self.logit_scale = _scales(d_model, scaled)
-    table = functools.partial(param, init, rngs=rngs, kind='table')
-    self.table = table((num_rows, factor_dim), ('vocab', 'factor'))
-    self.types = table((num_types, factor_dim), ('types', 'factor')) if num_types else None
     self.projection = Linear(
       (factor_dim,),
       (d_model,),
@@ -179,16 +187,8 @@ class FactorisedEmbedding(nnx.Module):
       rngs=rngs,
     )
 
-  def __call__(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens | None = None,
-    *,
-    types: Int[Array, 'batch length'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """As `TokenEmbedding`."""
-    x = _add_types(_look_up(self.table, ids), types, self.types)
-    return self.projection(x) * self.scale, Tokens.row(ids.shape[1]) if tokens is None else tokens
+  def _vectors(self, ids, types):
+    return self.projection(_add_types(_look_up(self.table, ids), types, self.types)) * self.scale
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits in float32, with the transposed projection and table."""

@@ -1,6 +1,7 @@
 """Feed-forward layers: the MLP of the original Transformer (https://arxiv.org/abs/1706.03762) and gated
 linear units (https://arxiv.org/abs/2002.05202)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.base import Initializer, Linear, dropout
+from t2x.layers.base import Initializer, Linear, dropout, with_defaults
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
@@ -60,19 +61,28 @@ class MLP(FeedForward):
     self.activation = activation
     self.dropout_rate = dropout_rate
     self.norm = norm and norm_over('mlp', norm, hidden_dim, rngs)
-    self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
-    self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
+    linear = functools.partial(Linear, use_bias=use_bias, rngs=rngs)
+    self._make_inputs(lambda: linear((d_model,), (hidden_dim,), ('embed', 'mlp'), init=kernel_init))
+    init = out_init or kernel_init
+    self.down = linear((hidden_dim,), (d_model,), ('mlp', 'embed'), init=init)
+
+  def _make_inputs(self, projection: Callable[[], Linear]) -> None:
+    """Creates the projections of the input."""
+    self.up = projection()
+
+  def _hidden(self, x: Array) -> Array:
+    """Returns the hidden features of the input."""
+    return self.activation(self.up(x))
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     """Transforms each token."""
-    hidden = constrain(self.activation(self.up(x)), ..., 'mlp')
-    hidden = dropout(hidden, self.dropout_rate, call.key)
+    hidden = dropout(constrain(self._hidden(x), ..., 'mlp'), self.dropout_rate, call.key)
     return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
 
 
-class GatedMLP(FeedForward):
+class GatedMLP(MLP):
   """Gated linear unit: (activation(x W_gate) * (x W_up)) W_down.
 
   The activation determines the variant: `sigmoid` is GLU, `gelu` GEGLU, `relu` ReGLU, `silu` SwiGLU and
@@ -80,42 +90,11 @@ class GatedMLP(FeedForward):
   arguments are those of `MLP`, and `kernel_init` initialises both.
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    hidden_dim: Size,
-    activation: Callable[[Array], Array] = silu,
-    use_bias: bool = False,
-    norm: Callable[..., Norm] | None = None,
-    dropout_rate: TunableRate = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
-    rngs: nnx.Rngs,
-  ):
-    self.activation = activation
-    self.dropout_rate = dropout_rate
-    self.norm = norm and norm_over('mlp', norm, hidden_dim, rngs)
-    self.gate = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
-    self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
-    self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
+  __init__ = with_defaults(MLP.__init__, activation=silu, use_bias=False)
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
-    """Transforms each token."""
-    hidden = constrain(self.activation(self.gate(x)) * self.up(x), ..., 'mlp')
-    hidden = dropout(hidden, self.dropout_rate, call.key)
-    return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
+  def _make_inputs(self, projection):
+    self.gate = projection()
+    super()._make_inputs(projection)
 
-
-def _up(d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs) -> Linear:
-  axes = ('embed', 'mlp')
-  return Linear((d_model,), (hidden_dim,), axes, init=init, use_bias=use_bias, rngs=rngs)
-
-
-def _down(
-  d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs
-) -> Linear:
-  axes = ('mlp', 'embed')
-  return Linear((hidden_dim,), (d_model,), axes, init=init, use_bias=use_bias, rngs=rngs)
+  def _hidden(self, x):
+    return self.activation(self.gate(x)) * self.up(x)

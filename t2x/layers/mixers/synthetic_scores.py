@@ -88,12 +88,7 @@ class DenseScores(SyntheticScores):
     shape, axes = (head_dim, max_length), ('head_dim', 'length')
     self.kernel = param(init, shape, axes, rngs, matrix=shape)
 
-  def pair_scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, 'batch heads queries keys']:
+  def pair_scores(self, q, q_positions, k_positions):
     """Returns the score that each query predicts for the position of each key."""
     return _take_positions(_project(q, self.kernel), k_positions)
 
@@ -126,12 +121,7 @@ class FactorizedDenseScores(SyntheticScores):
       for shape in ((head_dim, factors[0]), (head_dim, factors[1]))
     )
 
-  def pair_scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, 'batch heads queries keys']:
+  def pair_scores(self, q, q_positions, k_positions):
     """Returns the product that each query predicts for the position of each key."""
     a, b = _project(q, self.a), _project(q, self.b)
     return _take_positions(
@@ -162,12 +152,7 @@ class RandomScores(SyntheticScores):
     shape = (num_heads, max_length, max_length)
     self.table = param(init, shape, ('heads', 'length', 'length'), rngs, kind='table')
 
-  def pair_scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, '#batch heads queries keys']:
+  def pair_scores(self, q, q_positions, k_positions):
     """Returns the table's entry at the query's position (row) and the key's position (column)."""
     pairs = q_positions[:, :, None], k_positions[:, None, :]
     return jnp.moveaxis(gather(self.table[...], *pairs, axis=1, mode='fill'), 0, 1)
@@ -200,12 +185,7 @@ class FactorizedRandomScores(SyntheticScores):
     self.rows = param(init, shape, axes, rngs, kind='table')
     self.columns = param(init, shape, axes, rngs, kind='table')
 
-  def pair_scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, '#batch heads queries keys']:
+  def pair_scores(self, q, q_positions, k_positions):
     """Returns the product of R1's row for the query's position and R2's row for the key's position."""
     rows, columns = (
       gather(table[...], positions, axis=1, mode='fill')

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int8
@@ -291,11 +291,12 @@ class Global(Pattern):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class And(Pattern):
-  """Every query sees the keys that both patterns allow."""
+class _Pair(Pattern):
+  """Base class of combinations of two patterns."""
 
   left: Pattern
   right: Pattern
+  symbol: ClassVar[str]
 
   @property
   def relative(self) -> bool:
@@ -304,6 +305,16 @@ class And(Pattern):
   @property
   def reads(self) -> frozenset[str]:
     return self.left.reads | self.right.reads
+
+  def __repr__(self) -> str:
+    return f'({self.left} {self.symbol} {self.right})'
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class And(_Pair):
+  """Every query sees the keys that both patterns allow."""
+
+  symbol = '&'
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return self.left.allows(q, k) & self.right.allows(q, k)
@@ -316,24 +327,12 @@ class And(Pattern):
     left, right = self.left.offsets(), self.right.offsets()
     return None if left is None or right is None else intersection(left, right)
 
-  def __repr__(self) -> str:
-    return f'({self.left} & {self.right})'
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Or(Pattern):
+class Or(_Pair):
   """Every query sees the keys that either pattern allows."""
 
-  left: Pattern
-  right: Pattern
-
-  @property
-  def relative(self) -> bool:
-    return self.left.relative and self.right.relative
-
-  @property
-  def reads(self) -> frozenset[str]:
-    return self.left.reads | self.right.reads
+  symbol = '|'
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return self.left.allows(q, k) | self.right.allows(q, k)
@@ -345,9 +344,6 @@ class Or(Pattern):
   def offsets(self) -> Interval | None:
     left, right = self.left.offsets(), self.right.offsets()
     return None if left is None or right is None else union(left, right)
-
-  def __repr__(self) -> str:
-    return f'({self.left} | {self.right})'
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

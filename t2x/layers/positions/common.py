@@ -7,7 +7,7 @@ Sinusoidal positions are from Vaswani et al. 2017 (https://arxiv.org/abs/1706.03
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Range, Size
-from t2x.layers.base import Initializer, Tokens, param, rows_at
+from t2x.layers.base import Initializer, param, rows_at
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
 from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies
@@ -75,9 +75,7 @@ class Sinusoidal(PositionEncoding):
     self.exponent_shift = exponent_shift
     self.offset = offset
 
-  def embed(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
+  def embed(self, x, tokens):
     """Adds the sinusoids to `x`; they are computed in float32 and cast to the dtype of `x`."""
     half, positions = x.shape[-1] // 2, tokens.encoded_positions
     radians = frequencies(half, half - self.exponent_shift, self.max_wavelength)
@@ -114,9 +112,7 @@ class LearnedPositions(PositionEncoding):
     shape = max_length + offset, d_model
     self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
 
-  def embed(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
+  def embed(self, x, tokens):
     """Adds table[positions + offset] to `x`. The vector of a traced position out of range is NaN.
 
     Raises:
@@ -162,9 +158,7 @@ class AddressPositions(PositionEncoding):
       )
     self.max_length = self.positions.max_length
 
-  def address(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
+  def address(self, x, tokens):
     """Returns `x` plus the position vectors."""
     return self.positions.embed(x, tokens)
 
@@ -203,15 +197,7 @@ class RoPE(PositionEncoding):
     self.interleaved = interleaved
     self.scaling = scaling
 
-  def rotate(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'],
-    k: Float[Array, 'batch keys kv_heads head_dim'],
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-  ) -> tuple[
-    Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
-  ]:
+  def rotate(self, q, k, q_tokens, k_tokens):
     """Returns the rotated queries and keys in their dtypes."""
     return (
       self._rotate(q, q_tokens.encoded_positions),
@@ -289,9 +275,7 @@ class T5Bias(PositionEncoding):
     bucket = buckets[jnp.minimum(size, self.max_distance)]
     return bucket + one_sided * (distance > 0) if self.bidirectional else bucket
 
-  def scores(
-    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
-  ) -> Float[Array, '#batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns the bias of each pair, in float32."""
     bucket = self.bucket(distances(q_tokens, k_tokens))
     return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
@@ -319,9 +303,7 @@ class ALiBi(PositionEncoding):
     between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
     return np.concatenate([slopes, between[: self.num_heads - below]]).astype(np.float32)
 
-  def scores(
-    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
-  ) -> Float[Array, '#batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns the bias of each pair, in float32."""
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
     return distance.astype(jnp.float32) * -self.slopes[None, :, None, None]

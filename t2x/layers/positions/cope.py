@@ -1,15 +1,12 @@
 """Contextual position encoding (CoPE: Golovneva et al. 2024, https://arxiv.org/abs/2405.18719)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.base import Initializer, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import zeros
 from t2x.layers.positions.encoding import PositionEncoding
@@ -48,19 +45,8 @@ class CoPE(PositionEncoding):
     shape = max_positions, head_dim
     self.table = param(init, shape, ('length', 'head_dim'), rngs, kind='table')
 
-  def scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-    visible: Bool[Array, '#batch 1 queries keys'] | None = None,
-    **context: Any,
-  ) -> Float[Array, 'batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, visible=None, **context):
     """Returns q_i e[p_ij]', in float32 or wider; `scale` is used only in the gates."""
-    assert q is not None and k is not None  # `reads_content` is True.
     table = self.table[...].astype(q.dtype)
     if q.shape[-1] != table.shape[-1]:
       raise UserError(

@@ -3,20 +3,19 @@ https://arxiv.org/abs/2111.09543)."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
-from t2x.layers.positions.encoding import PositionEncoding, Projections
+from t2x.layers.positions.encoding import PositionEncoding
 
 __all__ = ['Disentangled']
 
@@ -74,19 +73,8 @@ class Disentangled(PositionEncoding):
       bucket = jnp.sign(distance) * buckets[jnp.minimum(jnp.abs(distance), self.max_distance)]
     return jnp.clip(bucket + span, 0, 2 * span - 1)
 
-  def scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-    project: Projections | None = None,
-    **context: Any,
-  ) -> Float[Array, 'batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, project=None, **context):
     """Returns both terms, times `scale`, in float32 or wider."""
-    assert q is not None and k is not None and project is not None  # `reads_content` is True.
     table = self.table[...].astype(q.dtype)
     vectors = table if self.norm is None else self.norm(table)
     groups = q.shape[2] // k.shape[2]

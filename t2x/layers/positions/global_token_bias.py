@@ -1,11 +1,9 @@
 """Relative bias with labels of their own for pairs with a global token (ETC: Ainslie et al. 2020,
 https://arxiv.org/abs/2004.08483)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
@@ -59,9 +57,7 @@ class GlobalTokenBias(T5Bias):
     # Rows: long to global, global to long, global to global.
     self.global_table = param(init, (3, num_heads), axes, rngs, kind='table', keep_float32=True)
 
-  def scores(
-    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
-  ) -> Float[Array, '#batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns the bias of each pair, in float32."""
     by_distance = super().scores(q, k, q_tokens, k_tokens, scale=scale, **context)
     q_global, k_global = (_is_global(tokens) for tokens in (q_tokens, k_tokens))

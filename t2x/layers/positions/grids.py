@@ -46,9 +46,7 @@ class LearnedGrid(PositionEncoding):
     shape = num_extra + height * width, d_model
     self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
 
-  def embed(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
+  def embed(self, x, tokens):
     """Adds the position vectors to `x`, interpolated (bicubic) unless the grid is the trained one.
 
     Raises:
@@ -110,9 +108,7 @@ class SinusoidalGrid(PositionEncoding):
     self.max_wavelength = max_wavelength
     self.exponent_shift = exponent_shift
 
-  def embed(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
+  def embed(self, x, tokens):
     """Adds the position vectors to `x`, for any grid.
 
     Raises:

@@ -1,15 +1,13 @@
 """Sinusoids of relative distances in the scores: Transformer-XL (Dai et al. 2019,
 https://arxiv.org/abs/1901.02860) and Shaw's scores with fixed sinusoids."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
-from t2x.layers.base import Initializer, Linear, Tokens, param
+from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.positions.encoding import PositionEncoding, frequencies
@@ -36,18 +34,8 @@ class RelativeSinusoids(PositionEncoding):
   def __init__(self, d_model: int, *, max_wavelength: Positive = 10000.0, rngs: nnx.Rngs):
     self.max_wavelength = max_wavelength
 
-  def scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Any,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-    **context: Any,
-  ) -> Float[Array, 'batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns scale q_i r_{i-j}', in float32 or wider."""
-    assert q is not None  # `reads_content` is True.
     return scale * products_with_sinusoids(
       q, q_tokens.encoded_positions, k_tokens.encoded_positions, self.max_wavelength
     )
@@ -98,18 +86,8 @@ class XLPositions(PositionEncoding):
     self.content_bias = param(bias_init, shape, axes[1:], rngs, kind='vector')
     self.position_bias = param(bias_init, shape, axes[1:], rngs, kind='vector')
 
-  def scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-    **context: Any,
-  ) -> Float[Array, 'batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns scale (u k_j' + (q_i + v) (W r_{i-j})'), in float32 or wider."""
-    assert q is not None and k is not None  # `reads_content` is True.
     heads, kv_heads = q.shape[2], k.shape[2]
     if self.content_bias.shape != q.shape[2:]:
       raise UserError(

@@ -1,11 +1,9 @@
 """Relative position representations of keys and values (Shaw et al. 2018,
 https://arxiv.org/abs/1803.02155)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
@@ -57,18 +55,8 @@ class ShawPositions(PositionEncoding):
     if not values:
       self.hooks = self.hooks - {'values'}
 
-  def scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    k: Any,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    *,
-    scale: float,
-    **context: Any,
-  ) -> Float[Array, 'batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns scale q_i a^K_ij' in float32 or wider, from the products of each query with each distance."""
-    assert q is not None  # `reads_content` is True.
     table = self.table[...].astype(q.dtype)
     if q.shape[-1] != table.shape[-1]:
       raise UserError(
@@ -80,12 +68,7 @@ class ShawPositions(PositionEncoding):
     rows = self._rows(q_tokens, k_tokens)
     return jnp.take_along_axis(scores, rows[:, None], axis=-1) * scale
 
-  def values(
-    self,
-    probabilities: Float[Array, 'batch heads queries keys'],
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-  ) -> Float[Array, 'batch queries heads head_dim']:
+  def values(self, probabilities, q_tokens, k_tokens):
     """Returns sum_j p_ij a^V_ij, from the total probability of each distance."""
     assert self.value_table is not None  # Else `hooks` does not contain 'values'.
     table = self.value_table[...].astype(probabilities.dtype)

@@ -1,14 +1,11 @@
 """Untied absolute positions (TUPE: Ke et al. 2020, https://arxiv.org/abs/2006.15595)."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Linear, Tokens, param, rows_at
+from t2x.layers.base import Initializer, Linear, param, rows_at
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.positions.encoding import PositionEncoding
@@ -65,9 +62,7 @@ class TUPE(PositionEncoding):
     self.first_query = theta() if untied_first else None
     self.first_key = theta() if untied_first else None
 
-  def scores(
-    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
-  ) -> Float[Array, '#batch heads queries keys']:
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns the positional term, times `scale`, in float32."""
     q_positions, k_positions = q_tokens.encoded_positions, k_tokens.encoded_positions
     table = self.table[...].astype(jnp.float32)

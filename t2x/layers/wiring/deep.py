@@ -25,10 +25,10 @@ from t2x.base.ranges import NonEmpty, Positive, Size, TunableRate
 from t2x.layers.base import param
 from t2x.layers.dtypes import with_rank
 from t2x.layers.initializers import (
+  DepthFactor,
   branch_index,
   build_context,
   residual_branches,
-  std_of,
   xavier_uniform,
 )
 from t2x.layers.interfaces import Norm
@@ -131,28 +131,7 @@ class Admin(PostNorm):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DepthFactor:
-  """Base class: multiplies the values of `init` by a function of the depth; subclasses define `factor`.
-
-  Attributes:
-    init: initialiser to scale.
-  """
-
-  init: Callable[..., Array] = xavier_uniform()
-
-  def factor(self) -> float:
-    """Returns the factor of the values."""
-    raise NotImplementedError
-
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return self.init(key, shape, dtype) * self.factor()
-
-  def std(self, shape: Sequence[int]) -> float:
-    return std_of(self.init, shape) * self.factor()
-
-
-@dataclasses.dataclass(frozen=True)
-class deep_norm_init(_DepthFactor):
+class deep_norm_init(DepthFactor):
   """Multiplies the values of `init` by beta of DeepNorm (https://arxiv.org/abs/2203.00555, figure 2).
 
   beta is (8 N)^(-1/4) for N layers, (12 N)^(-1/4) with cross-attention, and 0.87 (N^4 M)^(-1/16) in the encoder of an
@@ -163,6 +142,7 @@ class deep_norm_init(_DepthFactor):
     decoder_layers: M, the number of layers of the decoder that reads this encoder. None: no such decoder.
   """
 
+  init: Callable[..., Array] = xavier_uniform()
   decoder_layers: Size | None = None
 
   def factor(self) -> float:
@@ -172,7 +152,7 @@ class deep_norm_init(_DepthFactor):
 
 
 @dataclasses.dataclass(frozen=True)
-class sub_ln_init(_DepthFactor):
+class sub_ln_init(DepthFactor):
   """Multiplies the values of `init` by gamma of Sub-LN (Magneto, https://arxiv.org/abs/2210.06423, figure 2).
 
   gamma is sqrt(log(2 N)) for N layers, sqrt(log(3 N)) with cross-attention, and sqrt(log(3 M) log(2 N) / 3) in the
@@ -184,6 +164,7 @@ class sub_ln_init(_DepthFactor):
     decoder_layers: M, the number of layers of the decoder that reads this encoder. None: no such decoder.
   """
 
+  init: Callable[..., Array] = xavier_uniform()
   decoder_layers: Size | None = None
 
   def factor(self) -> float:
@@ -194,7 +175,7 @@ class sub_ln_init(_DepthFactor):
 
 
 @dataclasses.dataclass(frozen=True)
-class t_fixup_encoder(_DepthFactor):
+class t_fixup_encoder(DepthFactor):
   """Multiplies the values of `init` by 0.67 N^(-1/4) for the N layers of an encoder, or of a decoder without
   cross-attention, without norms (T-Fixup, https://proceedings.mlr.press/v119/huang20f.html, section 3).
 
@@ -203,6 +184,7 @@ class t_fixup_encoder(_DepthFactor):
     num_layers: N. None: that of the stack.
   """
 
+  init: Callable[..., Array] = xavier_uniform()
   num_layers: Size | None = None
 
   def factor(self) -> float:
@@ -210,7 +192,7 @@ class t_fixup_encoder(_DepthFactor):
 
 
 @dataclasses.dataclass(frozen=True)
-class t_fixup_decoder(_DepthFactor):
+class t_fixup_decoder(DepthFactor):
   """Multiplies the values of `init` by (9 N)^(-1/4) for the N layers of a decoder with cross-attention and for
   token embeddings (T-Fixup, https://proceedings.mlr.press/v119/huang20f.html, section 3).
 
@@ -219,6 +201,7 @@ class t_fixup_decoder(_DepthFactor):
     num_layers: N. None: that of the stack. Embeddings are built outside of a stack.
   """
 
+  init: Callable[..., Array] = xavier_uniform()
   num_layers: Size | None = None
 
   def factor(self) -> float:

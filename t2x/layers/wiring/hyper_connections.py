@@ -13,15 +13,15 @@ from jaxtyping import Array, Float
 from t2x.base.ranges import Positive, Range, TunableRate
 from t2x.layers.base import param
 from t2x.layers.initializers import branch_index, ones, zeros
-from t2x.layers.interfaces import Norm, Result, Wiring
+from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.products import exact_einsum
-from t2x.layers.wiring.residual import apply_rates, float32
+from t2x.layers.wiring.residual import NormedWiring, float32
 
 __all__ = ['DynamicHyperConnections', 'HyperConnections']
 
 
-class HyperConnections(nnx.Module):
+class HyperConnections(NormedWiring):
   """Static hyper-connections: H' = A_r' H + B' sublayer(norm(A_m' H)) for the streams H [streams, d_model].
 
   At initialisation A_r is the identity, B is 1, and branch k of the stack reads stream k mod streams, which equals
@@ -33,9 +33,6 @@ class HyperConnections(nnx.Module):
     norm: builds the norm before the sublayer.
     dropout_rate: dropout on the sublayer's output.
   """
-
-  implements = (Wiring,)
-  ends_with_norm = False
 
   def __init__(
     self,
@@ -55,37 +52,25 @@ class HyperConnections(nnx.Module):
       axes = ['streams'] * len(shape)
       return param(init, shape, axes, rngs, kind='identity', keep_float32=True)
 
-    self._num_streams = num_streams
-    self.norm = norm(d_model, rngs=rngs)
+    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
+    self.num_streams = num_streams
     self.read = weights(one_hot, num_streams)
     # A_r minus the identity.
     self.mix = weights(zeros(), num_streams, num_streams)
     self.write = weights(ones(), num_streams)
-    self.dropout_rate = dropout_rate
-
-  @property
-  def num_streams(self) -> int:
-    """Number of residual streams."""
-    return self._num_streams
 
   def weights(self, x: Float[Array, 'batch length streams d_model']) -> tuple[Any, Any, Any]:
     """Returns A_m [#batch, #length, streams], A_r [#batch, #length, streams, streams] and B as A_m, in float32."""
     mix = jnp.eye(self.num_streams) + float32(self.mix)
     return float32(self.read)[None, None], mix[None, None], float32(self.write)[None, None]
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length streams d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """See `Wiring.__call__`."""
+  def connect(self, x, branch):
+    """Mixes the streams and adds the branch to each, times its weight."""
     read, mix, write = self.weights(x)
     wide = x.astype(read.dtype)
     h = (wide * read[..., None]).sum(axis=-2).astype(x.dtype)
-    result = sublayer(self.norm(h))
-    y = apply_rates(result.x, self.dropout_rate, key, keep).astype(wide.dtype)
+    result = branch(self.norm(h))
+    y = result.x.astype(wide.dtype)
     mixed = exact_einsum('...nm,...nd->...md', mix, wide)
     x = (mixed + write[..., None] * y[..., None, :]).astype(x.dtype)
     return dataclasses.replace(result, x=x)

@@ -7,6 +7,7 @@ Fixup replaces norms by scalars and an initialisation (https://arxiv.org/abs/190
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -33,21 +34,67 @@ __all__ = [
 ]
 
 
-class _Residual(nnx.Module):
+class NormedWiring(nnx.Module):
+  """Base class of wirings with a norm and dropout on the branch; subclasses define `connect`.
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds the norm.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  implements = (Wiring,)
+  ends_with_norm = False
+  num_streams = 1
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = norm(d_model, rngs=rngs)
+    self.dropout_rate = dropout_rate
+
+  def connect(self, x: Array, branch: Callable[[Array], Result]) -> Result:
+    """Returns the result of `branch`, with `x` replaced by the updated residual stream.
+
+    Args:
+      x: the residual stream.
+      branch: applies the sublayer, dropout and stochastic depth.
+    """
+    raise NotImplementedError
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length *streams d_model'],
+    sublayer: Callable[[Array], Result],
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> Result:
+    """See `Wiring.__call__`."""
+    return self.connect(x, lambda h: self._branch(h, sublayer, key, keep))
+
+  def _branch(self, x: Array, sublayer: Callable[[Array], Result], key: Any, keep: Any) -> Result:
+    result = sublayer(x)
+    y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
+    return dataclasses.replace(result, x=y)
+
+  def _after(self, y: Array) -> Array:
+    """Transforms the sublayer's output before dropout."""
+    return y
+
+
+class _Residual(NormedWiring):
   """Base class: x + dropout(after(sublayer(before(x)))); subclasses define before and after."""
 
   implements = (BranchWiring,)
-  ends_with_norm = False
-  num_streams = 1
-  dropout_rate: TunableRate
 
   def _before(self, x: Array) -> Array:
     """Returns the input of the sublayer."""
     return x
-
-  def _after(self, y: Array) -> Array:
-    """Returns the branch that is added to the stream, from the sublayer's output."""
-    return y
 
   def branch(
     self,
@@ -57,19 +104,11 @@ class _Residual(nnx.Module):
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
     """See `BranchWiring.branch`."""
-    result = sublayer(self._before(x))
-    y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
-    return dataclasses.replace(result, x=y)
+    return self._branch(self._before(x), sublayer, key, keep)
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """See `Wiring.__call__`."""
-    result = self.branch(x, sublayer, key, keep)
+  def connect(self, x, branch):
+    """Adds the branch to the stream."""
+    result = branch(self._before(x))
     return dataclasses.replace(result, x=x + result.x)
 
 
@@ -94,53 +133,22 @@ class PreNorm(_Residual):
     dropout_rate: dropout on the sublayer's output.
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
-    rngs: nnx.Rngs,
-  ):
-    self.norm = norm(d_model, rngs=rngs)
-    self.dropout_rate = dropout_rate
-
   def _before(self, x: Array) -> Array:
     return self.norm(x)
 
 
-class PostNorm(nnx.Module):
+class PostNorm(NormedWiring):
   """Norm after the addition: norm(x + dropout(sublayer(x))), as in the original Transformer and BERT.
 
   Arguments are those of `PreNorm`.
   """
 
-  implements = (Wiring,)
   ends_with_norm = True
-  num_streams = 1
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
-    rngs: nnx.Rngs,
-  ):
-    self.norm = norm(d_model, rngs=rngs)
-    self.dropout_rate = dropout_rate
-
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """See `Wiring.__call__`."""
-    result = sublayer(x)
-    y = self.norm(self._shortcut(x) + apply_rates(result.x, self.dropout_rate, key, keep))
-    return dataclasses.replace(result, x=y)
+  def connect(self, x, branch):
+    """Normalises the sum of the stream and the branch."""
+    result = branch(x)
+    return dataclasses.replace(result, x=self.norm(self._shortcut(x) + result.x))
 
   def _shortcut(self, x: Array) -> Array:
     """Returns what is added to the sublayer's output."""
@@ -154,22 +162,11 @@ class BranchNorm(_Residual):
   Arguments are those of `PreNorm`.
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
-    rngs: nnx.Rngs,
-  ):
-    self.norm = norm(d_model, rngs=rngs)
-    self.dropout_rate = dropout_rate
-
   def _after(self, y: Array) -> Array:
     return self.norm(y)
 
 
-class Sandwich(_Residual):
+class Sandwich(PreNorm):
   """Norms before and after the sublayer: x + dropout(branch_norm(sublayer(norm(x)))), as in CogView
   (https://arxiv.org/abs/2105.13290, section 2.4) and Gemma 2 (https://arxiv.org/abs/2408.00118).
 
@@ -189,18 +186,14 @@ class Sandwich(_Residual):
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.norm = norm(d_model, rngs=rngs)
+    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
     self.branch_norm = norm(d_model, rngs=rngs)
-    self.dropout_rate = dropout_rate
-
-  def _before(self, x: Array) -> Array:
-    return self.norm(x)
 
   def _after(self, y: Array) -> Array:
     return self.branch_norm(y)
 
 
-class LayerScale(_Residual):
+class LayerScale(PreNorm):
   """Learned factor of each feature of the branch: x + dropout(gamma * sublayer(norm(x))) (CaiT,
   https://arxiv.org/abs/2103.17239, section 2).
 
@@ -224,12 +217,8 @@ class LayerScale(_Residual):
     def constant(key, shape, dtype):
       return jnp.full(shape, initial_value, dtype)
 
-    self.norm = norm(d_model, rngs=rngs)
+    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
     self.gamma = param(constant, (d_model,), ('embed',), rngs, kind='vector', keep_float32=True)
-    self.dropout_rate = dropout_rate
-
-  def _before(self, x: Array) -> Array:
-    return self.norm(x)
 
   def _after(self, y: Array) -> Array:
     return (y * with_rank(float32(self.gamma), y.ndim)).astype(y.dtype)
@@ -256,7 +245,7 @@ class ReZero(_Residual):
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.norm = norm and norm(d_model, rngs=rngs)
+    self.norm: Any = norm and norm(d_model, rngs=rngs)
     self.alpha = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
     self.dropout_rate = dropout_rate
 
