@@ -1,6 +1,6 @@
 """Encoder-decoder models: the original Transformer, T5, BART."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size
 from t2x.layers import Source, TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
@@ -17,15 +16,14 @@ from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, DecodingModel, Head, Output, TextModel
-from t2x.models.language_model import select
-from t2x.models.losses import Sums
+from t2x.models.interfaces import Body, Head, Output
+from t2x.models.language_model import LogitModel
 from t2x.models.spec import ModelSpec
 
 __all__ = ['EncoderDecoder']
 
 
-class EncoderDecoder(nnx.Module):
+class EncoderDecoder(LogitModel):
   """Computes logits over the target vocabulary from source ids and target ids.
 
   Args:
@@ -39,8 +37,6 @@ class EncoderDecoder(nnx.Module):
   Raises:
     UserError: the encoder's output is not d_model wide, or an embedding prepends global tokens.
   """
-
-  implements = (TextModel, DecodingModel)
 
   def __init__(
     self,
@@ -66,8 +62,8 @@ class EncoderDecoder(nnx.Module):
         f'the encoder returns vectors of width {self.encoder.output_dim}, but the decoder attends to '
         f'vectors of width d_model = {d_model}: use stacks that keep the width'
       )
-    with building(vocab_multiple=self._target_embedding.vocab_multiple):
-      self.head = head(self.decoder.output_dim, self._target_embedding.vocab_size, rngs=rngs)
+    with building(vocab_multiple=self.output_embedding.vocab_multiple):
+      self.head = head(self.decoder.output_dim, self.output_embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
@@ -78,12 +74,13 @@ class EncoderDecoder(nnx.Module):
       patterns=tuple(self.decoder.patterns),
       max_length=self.decoder.max_length,
       max_source_length=self.encoder.max_length,
-      vocab_size=self._target_embedding.vocab_size,
+      vocab_size=self.output_embedding.vocab_size,
       num_classes=self.head.num_classes,
     )
 
   @property
-  def _target_embedding(self) -> TextEmbedding:
+  def output_embedding(self):
+    """The embedding of the target."""
     return self.embedding if self.target_embedding is None else self.target_embedding
 
   def hidden(
@@ -107,7 +104,7 @@ class EncoderDecoder(nnx.Module):
       record: names of the intermediate arrays to return.
     """
     encoded, memory = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
-    embedded, tokens = self._target_embedding(target, target_tokens)
+    embedded, tokens = self.output_embedding(target, target_tokens)
     decoder_key = named_key(key, 'decoder')
     out = self.decoder(embedded, memory, tokens=tokens, key=decoder_key, record=record)
     recorded = {
@@ -121,25 +118,6 @@ class EncoderDecoder(nnx.Module):
     embedded, tokens = self.embedding(source, tokens)
     encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
     return encoded, Source(encoded.x, tokens if encoded.tokens is None else encoded.tokens)
-
-  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
-    """Returns the logits of hidden vectors."""
-    return self.head.logits(x, self._target_embedding)
-
-  def cross_entropy(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    labels: Int[Array, 'batch length'],
-    weights: Float[Array, 'batch length'],
-    *,
-    smoothing: Tunable = 0.0,
-    z_loss: Tunable = 0.0,
-    axes: Sequence[str | None] = ('batch', 'length'),
-  ) -> Sums:
-    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
-    return self.head.cross_entropy(
-      x, self._target_embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
-    )
 
   def __call__(
     self,
@@ -188,7 +166,5 @@ class EncoderDecoder(nnx.Module):
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
     """Returns the logits of target `ids` and the new cache; see `LanguageModel.decode`."""
-    embedded, tokens = self._target_embedding(ids, tokens)
-    out = self.decoder(embedded, None, tokens=tokens, cache=cache)
-    x = out.x if last is None else select(out.x, last[:, None])
-    return self.logits(x), out.cache
+    embedded, tokens = self.output_embedding(ids, tokens)
+    return self._decoded(self.decoder(embedded, None, tokens=tokens, cache=cache), last)

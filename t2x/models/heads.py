@@ -5,13 +5,12 @@ embedding, which tied heads read.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Positive, Size
 from t2x.layers import (
   Initializer,
@@ -32,7 +31,7 @@ from t2x.layers.initializers import build_context
 from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
-from t2x.models.losses import Sums, classification_sums
+from t2x.models.losses import classification_sums
 from t2x.models.spec import OutputKind
 
 __all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']
@@ -76,16 +75,8 @@ class LogitHead(nnx.Module):
     return self.logits(x, embedding)
 
   def cross_entropy(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    embedding: TextEmbedding,
-    labels: Int[Array, 'batch length'],
-    weights: Float[Array, 'batch length'],
-    *,
-    smoothing: Tunable = 0.0,
-    z_loss: Tunable = 0.0,
-    axes: Sequence[str | None] = ('batch', 'length'),
-  ) -> Sums:
+    self, x, embedding, labels, weights, *, smoothing=0.0, z_loss=0.0, axes=('batch', 'length')
+  ):
     """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
 
     def sums(x, labels, weights):

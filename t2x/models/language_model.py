@@ -1,7 +1,7 @@
 """Causal and masked language models: a token embedding, a body and a head."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size
 from t2x.layers import TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
@@ -46,7 +45,39 @@ def with_logits(head: OutputHead) -> Head:
   return head
 
 
-class LanguageModel(nnx.Module):
+class LogitModel(nnx.Module):
+  """Base class of models whose head computes logits over a vocabulary from the hidden vectors of one body."""
+
+  implements = (TextModel, DecodingModel)
+  head: OutputHead
+
+  @property
+  def output_embedding(self) -> TextEmbedding:
+    """The embedding of the predicted tokens, which tied heads read."""
+    raise NotImplementedError
+
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
+    """Returns the logits of hidden vectors."""
+    return with_logits(self.head).logits(x, self.output_embedding)
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    **settings: Any,
+  ) -> Sums:
+    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
+    head = with_logits(self.head)
+    return head.cross_entropy(x, self.output_embedding, labels, weights, **settings)
+
+  def _decoded(self, out: Output, last: Int[Array, ' batch'] | None) -> tuple[Array, BodyCache]:
+    """Returns the logits of all tokens, or of token `last` of each row, and the new cache."""
+    x = out.x if last is None else select(out.x, last[:, None])
+    return self.logits(x), out.cache
+
+
+class LanguageModel(LogitModel):
   """Computes logits over the vocabulary, or other outputs of its head, from token ids.
 
   Args:
@@ -59,8 +90,6 @@ class LanguageModel(nnx.Module):
   Raises:
     UserError: the embedding prepends global tokens, but the body does not let them see all tokens.
   """
-
-  implements = (TextModel, DecodingModel)
 
   def __init__(
     self,
@@ -95,6 +124,11 @@ class LanguageModel(nnx.Module):
       num_types=self.embedding.num_types,
     )
 
+  @property
+  def output_embedding(self):
+    """The only embedding."""
+    return self.embedding
+
   def hidden(
     self,
     ids: Int[Array, 'batch length'],
@@ -122,25 +156,6 @@ class LanguageModel(nnx.Module):
       return out
     own = Tokens.row(ids.shape[1]) if tokens is None else tokens
     return dataclasses.replace(out, x=out.x[:, extended.num_extra :], tokens=own)
-
-  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
-    """Returns the logits of hidden vectors."""
-    return with_logits(self.head).logits(x, self.embedding)
-
-  def cross_entropy(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    labels: Int[Array, 'batch length'],
-    weights: Float[Array, 'batch length'],
-    *,
-    smoothing: Tunable = 0.0,
-    z_loss: Tunable = 0.0,
-    axes: Sequence[str | None] = ('batch', 'length'),
-  ) -> Sums:
-    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
-    return with_logits(self.head).cross_entropy(
-      x, self.embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
-    )
 
   def __call__(
     self,
@@ -190,6 +205,4 @@ class LanguageModel(nnx.Module):
       cache: cache that `init_cache` or an earlier call returned.
       last: index of the token in each row whose logits are computed, as [batch, 1, vocab]; None: all.
     """
-    out = self.hidden(ids, tokens=tokens, cache=cache)
-    x = out.x if last is None else select(out.x, last[:, None])
-    return self.logits(x), out.cache
+    return self._decoded(self.hidden(ids, tokens=tokens, cache=cache), last)

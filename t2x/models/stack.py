@@ -118,6 +118,7 @@ class Stack(nnx.Module):
 
   implements = (LayerStack,)
   num_layers: int
+  blocks: Sequence[Any]
 
   def __init__(
     self,
