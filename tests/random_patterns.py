@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import (
   Causal,
   Full,
@@ -15,6 +14,7 @@ from t2x.layers.patterns.algebra import (
 from t2x.layers.patterns.big_bird import BigBird
 from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
+from t2x.layers.tokens import RowLayout, Tokens
 
 small = st.integers(1, 9)
 leaves = st.one_of(

@@ -17,7 +17,6 @@ from t2x.layers.attention.masks import *
 from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.scores import *
 from t2x.layers.attention.value_residual import *
-from t2x.layers.base import *
 from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *
 from t2x.layers.feed_forward.experts import *
@@ -43,6 +42,7 @@ from t2x.layers.mixers.synthesizers import *
 from t2x.layers.mixers.synthetic_scores import *
 from t2x.layers.mixers.token_shift import *
 from t2x.layers.norms import *
+from t2x.layers.parameters import *
 from t2x.layers.patterns.algebra import *
 from t2x.layers.patterns.big_bird import *
 from t2x.layers.patterns.sparse import *
@@ -56,6 +56,7 @@ from t2x.layers.positions.relative_sinusoids import *
 from t2x.layers.positions.rope_scaling import *
 from t2x.layers.positions.shaw import *
 from t2x.layers.positions.tupe import *
+from t2x.layers.tokens import *
 from t2x.layers.vision.patch_merging import *
 from t2x.layers.wiring.deep import *
 from t2x.layers.wiring.hyper_connections import *

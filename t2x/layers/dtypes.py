@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.constraints import num_parts
-from t2x.layers.products import repeat
+from t2x.layers.one_cpu import is_plain, repeat
 
 # Largest table whose gradient is a product of one-hot vectors on a GPU, where a scatter adds the gradients of
 # repeated rows one after another (openxla/xla issues 26371 and 46225). Not measured.
@@ -89,6 +89,9 @@ def gather(
     axis: the first indexed dimension.
     mode: as in `jnp.ndarray.at[...].get`: 'fill' returns NaN for an index that is out of range.
   """
+  if is_plain():
+    wide = table.astype(jnp.promote_types(table.dtype, Dtypes.reductions))
+    return _read(axis, mode, wide, indices).astype(table.dtype)
   shape = jax.ShapeDtypeStruct(table.shape, table.dtype)
   return _gather(axis, mode, shape, table, indices)
 
@@ -170,6 +173,14 @@ def _in_range(index: Int[Array, '...'], size: int) -> Int[Array, '...']:
 
 
 _gather.defvjp(_forward, _backward)
+
+
+def exact_einsum(equation: str, *operands: Float[Array, '...']) -> Array:
+  """`jnp.einsum` whose float32 operands are not rounded; by default accelerators multiply them at lower precision.
+
+  For states, inverses, and choices (of experts, clusters, hashes), whose errors add up or change the result.
+  """
+  return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)
 
 
 def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.kernels.base import DotProduct, Logits
-from t2x.layers.base import Tokens, write
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.tokens import Tokens, write
 
 __all__ = [
   'NO_AUX',

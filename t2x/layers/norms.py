@@ -11,10 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Epsilon
-from t2x.layers.base import Initializer, param
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import build_context, building, ones, zeros
 from t2x.layers.interfaces import Norm
+from t2x.layers.parameters import Initializer, param
 
 __all__ = ['LayerNorm', 'RMSNorm']
 

@@ -27,8 +27,8 @@ from t2x.layers import (
   named_key,
   normal,
 )
-from t2x.layers.base import with_defaults
 from t2x.layers.constraints import constrain
+from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
 from t2x.layers.steps import current_step
 from t2x.models.cache import BodyCache

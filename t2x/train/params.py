@@ -16,9 +16,9 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Text
 from t2x.base.text_table import text_table
 from t2x.layers.arrays import named_variables
-from t2x.layers.base import Kind
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import LayerNumbers
+from t2x.layers.parameters import Kind
 from t2x.train.schedules import Schedule
 
 __all__ = ['Group', 'LayerDecay', 'LayerRate']

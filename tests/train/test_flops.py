@@ -51,7 +51,7 @@ from t2x.layers import (
   TokenEmbedding,
   lecun_normal,
 )
-from t2x.layers.base import param
+from t2x.layers.parameters import param
 from t2x.models import (
   Block,
   Classifier,

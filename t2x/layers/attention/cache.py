@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.base import RowLayout, Tokens, write
 from t2x.layers.interfaces import Cache, Slots
 from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.tokens import RowLayout, Tokens, write
 
 __all__ = ['InputMemory', 'KeyValueCache', 'SourceCache']
 

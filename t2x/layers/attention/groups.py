@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import dropout
+from t2x.layers.parameters import dropout
 
 # Score of a hidden key.
 HIDDEN = -1e9

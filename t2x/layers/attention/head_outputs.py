@@ -8,10 +8,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Linear
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear
 
 __all__ = ['GatedHeads', 'HeadOutputs', 'NormedHeads', 'ScalarGatedHeads']
 

@@ -6,10 +6,11 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Sublayer
+from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.tokens import RowLayout, Tokens
 
 
 def head_projection(

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from t2x.base.errors import UserError
-from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Full, Pattern, mark_names
 from t2x.layers.patterns.tiles import Bounds, Tiles
+from t2x.layers.tokens import Tokens
 
 __all__ = ['attention_mask']
 

@@ -25,12 +25,13 @@ from t2x.layers.attention.kernels import (
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import ValueResidual
-from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
 from t2x.layers.norms import norm_over
+from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.positions.encoding import PositionEncoding, Projections
+from t2x.layers.tokens import Tokens
 
 __all__ = ['MultiHeadAttention']
 

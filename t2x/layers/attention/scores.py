@@ -8,10 +8,11 @@ from jaxtyping import Array, Float
 
 from t2x.base.ranges import Positive, Size
 from t2x.layers.attention.kernels.base import DotProduct, Logits, softmax_dtype
-from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Scores
+from t2x.layers.parameters import Initializer, param
+from t2x.layers.tokens import Tokens
 
 __all__ = ['AdditiveScores', 'BilinearScores', 'CosineScores', 'DotProductScores', 'TalkingHeads']
 

@@ -9,9 +9,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Finite, Size
-from t2x.layers.base import param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.parameters import param
 
 __all__ = ['LearnedValueResidual', 'ValueResidual']
 

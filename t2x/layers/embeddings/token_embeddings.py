@@ -4,7 +4,6 @@ Each embedding maps inputs and per-token metadata to vectors and their metadata.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -16,11 +15,12 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
-from t2x.layers.base import Initializer, Linear, Tokens, flatten_rows, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
-from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
+from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed, on_one_cpu
+from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
+from t2x.layers.tokens import Tokens
 
 __all__ = ['Embedder', 'FactorisedEmbedding', 'PatchEmbedding', 'TextEmbedding', 'TokenEmbedding']
 
@@ -315,7 +315,6 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
   return x + gather(table[...], types)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def float32_logits(
   x: Float[Array, '*rest d_model'], table: Float[Array, '_ _'], axis: int = 1
 ) -> Float[Array, '*rest vocab']:
@@ -329,14 +328,21 @@ def float32_logits(
     table: [vocab, d_model], or [d_model, vocab] if `axis` is 0.
     axis: the dimension of `table` to contract.
   """
+  return (_logits if is_plain() else _logits_with_gradient)(x, table, axis)
+
+
+def _logits(x: Array, table: Array, axis: int) -> Array:
   flat = flatten_rows(x)
   contracted = ((flat.ndim - 1,), (axis,))
   y = jax.lax.dot_general(flat, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
   return y.reshape(*x.shape[:-1], table.shape[1 - axis])
 
 
+_logits_with_gradient = jax.custom_vjp(_logits, nondiff_argnums=(2,))
+
+
 def _forward(x: Array, table: Array, axis: int) -> tuple[Array, Sequence[Array]]:
-  return float32_logits(x, table, axis), (x, table)
+  return _logits(x, table, axis), (x, table)
 
 
 def _backward(axis: int, saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
@@ -350,4 +356,4 @@ def _backward(axis: int, saved: Sequence[Array], gradient: Array) -> tuple[Array
   return dx.reshape(x.shape), jax.lax.dot_general(*pair, ((rows, rows), ((), ())))
 
 
-float32_logits.defvjp(_forward, _backward)
+_logits_with_gradient.defvjp(_forward, _backward)

@@ -11,14 +11,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
-from t2x.layers.base import Initializer, dropout, param
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.activations import relu
 from t2x.layers.feed_forward.mlp import FeedForward
 from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Aux, Call, Result
-from t2x.layers.products import exact_einsum
+from t2x.layers.parameters import Initializer, dropout, param
 
 __all__ = ['SwitchFeedForward']
 

@@ -9,12 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.base import Initializer, Linear, dropout, with_defaults
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Sublayer
 from t2x.layers.norms import norm_over
+from t2x.layers.parameters import Initializer, Linear, dropout, with_defaults
 
 __all__ = ['MLP', 'FeedForward', 'GatedMLP']
 

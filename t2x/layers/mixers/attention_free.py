@@ -14,13 +14,14 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer, Tokens, param, rows_at
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.linear_attention import RecurrentState
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.tokens import Tokens, rows_at
 
 __all__ = ['AttentionFree', 'ConvBias', 'LocalBias', 'NoBias', 'PositionBias']
 

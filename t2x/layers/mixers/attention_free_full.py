@@ -9,12 +9,13 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, RowLayout, param
 from t2x.layers.counting import token_sums
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Call
 from t2x.layers.mixers.attention_free import LOWEST, Sums
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Causal
+from t2x.layers.tokens import RowLayout
 
 __all__ = ['FactorizedBias', 'FullBias']
 

@@ -14,13 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.masks import check_reads
-from t2x.layers.base import Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result, Sublayer
+from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
+from t2x.layers.tokens import Tokens
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']
 

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, Size
+from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
-from t2x.layers.products import exact_einsum
 
 __all__ = ['CallFeatures', 'EluPlusOne', 'FavorPlus', 'FeatureMap', 'ReluFeatures']
 

@@ -13,10 +13,10 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.linear_attention import LinearState, RecurrentState, visible_sums
+from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Causal, Full
 
 __all__ = ['FlowAttention', 'FlowState']

@@ -14,16 +14,16 @@ from jaxtyping import Array, Float, Int
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer, Linear, Tokens, param
 from t2x.layers.counting import token_sums
-from t2x.layers.dtypes import Dtypes, broadcast
+from t2x.layers.dtypes import Dtypes, broadcast, exact_einsum
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens
 from t2x.layers.mixers.linear_attention import RecurrentState, chunked, last_segment
 from t2x.layers.norms import RMSNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal
-from t2x.layers.products import exact_einsum
+from t2x.layers.tokens import Tokens
 
 __all__ = ['GatedDeltaNet']
 

@@ -12,11 +12,11 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import HeadProjections, head_projection
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
-from t2x.layers.base import Initializer
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.keys import named_key
+from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Global, Marked
 
 __all__ = ['GlobalLocalAttention']

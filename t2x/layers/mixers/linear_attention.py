@@ -14,13 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.mixers.feature_maps import CallFeatures, EluPlusOne, FeatureMap
+from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Causal, Full
-from t2x.layers.products import exact_einsum
 
 __all__ = ['LinearAttention', 'LinearState']
 

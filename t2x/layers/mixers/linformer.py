@@ -12,9 +12,9 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer, dropout, param
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result
+from t2x.layers.parameters import Initializer, dropout, param
 from t2x.layers.patterns.algebra import Full
 
 __all__ = ['Linformer']

@@ -13,11 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
-from t2x.layers.base import Initializer, Tokens, check_slots, param
 from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import lecun_normal, xavier_uniform, zeros
 from t2x.layers.interfaces import Cache, Call, Result
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.tokens import Tokens, check_slots
 
 __all__ = ['CompressedMemory', 'MemoryCompressedAttention']
 

@@ -12,11 +12,11 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer, param
+from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import lecun_normal, xavier_uniform
 from t2x.layers.interfaces import Call, Result
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Full
-from t2x.layers.products import exact_einsum
 
 __all__ = ['NystromAttention']
 

@@ -14,12 +14,12 @@ from t2x.base.ranges import Size, TunableNonNegative, TunableRate
 from t2x.layers.attention.groups import HIDDEN, attend_in_groups
 from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.base import Initializer, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import width_normal, xavier_uniform
 from t2x.layers.interfaces import Aux, Call, Result
+from t2x.layers.parameters import Initializer, dropout, param
 from t2x.layers.patterns.algebra import Causal, Full
-from t2x.layers.products import exact_einsum
 
 __all__ = ['RoutingAttention']
 

@@ -14,10 +14,11 @@ from t2x.base.ranges import Positive, Size, TunableRate
 from t2x.layers.attention.kernels import Dense, Logits
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.attention.multi_head import MultiHeadAttention
-from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Scores
+from t2x.layers.parameters import Initializer, param
+from t2x.layers.tokens import Tokens
 
 __all__ = ['Plus', 'PlusAlpha', 'Replace', 'Synthesizer']
 

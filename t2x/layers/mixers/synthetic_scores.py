@@ -10,11 +10,12 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import Logits, softmax_dtype
-from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Scores
+from t2x.layers.parameters import Initializer, param
+from t2x.layers.tokens import Tokens
 
 __all__ = ['DenseScores', 'FactorizedDenseScores', 'FactorizedRandomScores', 'RandomScores']
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.masks import check_reads
-from t2x.layers.base import Tokens
 from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
+from t2x.layers.tokens import Tokens
 
 __all__ = ['TokenShift']
 

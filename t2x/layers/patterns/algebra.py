@@ -17,7 +17,6 @@ from jaxtyping import Bool, Int8
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.tiles import (
   FULL,
   SKIP,
@@ -30,6 +29,7 @@ from t2x.layers.patterns.tiles import (
   union,
   within,
 )
+from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['And', 'Causal', 'Full', 'Global', 'Marked', 'Not', 'Or', 'Pattern', 'Prefix', 'Window']
 

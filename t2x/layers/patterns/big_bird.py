@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from t2x.base.ranges import Natural, Size
-from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Pattern, require
 from t2x.layers.patterns.tiles import Bounds, Tiles
+from t2x.layers.tokens import Tokens
 
 __all__ = ['BigBird']
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int
 
 from t2x.base.errors import UserError
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
+from t2x.layers.tokens import RowLayout, Tokens
 
 # Whether the key is visible, class of the tile in the schedule, label, colour.
 KINDS = (

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from t2x.base.ranges import Natural, Size
-from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Pattern, require
 from t2x.layers.patterns.tiles import Bounds, Interval, Tiles
+from t2x.layers.tokens import Tokens
 
 __all__ = ['Blocks', 'Fixed', 'Strided']
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int8
 
-from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.tokens import RowLayout, Tokens
 
 SKIP, PARTIAL, FULL = 0, 1, 2
 

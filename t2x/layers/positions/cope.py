@@ -6,9 +6,9 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import zeros
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding
 
 __all__ = ['CoPE']

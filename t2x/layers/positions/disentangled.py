@@ -11,10 +11,10 @@ from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding
 
 __all__ = ['Disentangled']

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.ranges import Size
-from t2x.layers.base import Tokens
+from t2x.layers.tokens import Tokens
 
 __all__ = ['PositionEncoding', 'Projections']
 

@@ -7,9 +7,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
-from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
+from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding, frequencies
 
 __all__ = ['RelativeSinusoids', 'XLPositions']

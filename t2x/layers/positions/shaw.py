@@ -7,10 +7,11 @@ from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal
+from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding, distances
+from t2x.layers.tokens import Tokens
 
 __all__ = ['ShawPositions']
 

@@ -5,10 +5,11 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.base import Initializer, Linear, param, rows_at
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal, xavier_uniform
+from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.tokens import rows_at
 
 __all__ = ['TUPE']
 

@@ -6,10 +6,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.initializers import truncated_normal
 from t2x.layers.interfaces import Merge, Norm
 from t2x.layers.norms import LayerNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.tokens import Tokens
 
 __all__ = ['PatchMerging']
 

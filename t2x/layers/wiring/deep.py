@@ -22,7 +22,6 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Positive, Size, TunableRate
-from t2x.layers.base import param
 from t2x.layers.dtypes import with_rank
 from t2x.layers.initializers import (
   DepthFactor,
@@ -33,6 +32,7 @@ from t2x.layers.initializers import (
 )
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
+from t2x.layers.parameters import param
 from t2x.layers.wiring.residual import PostNorm, float32
 
 __all__ = [

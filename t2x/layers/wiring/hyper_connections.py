@@ -11,11 +11,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Positive, Range, TunableRate
-from t2x.layers.base import param
+from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import branch_index, ones, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
-from t2x.layers.products import exact_einsum
+from t2x.layers.parameters import param
 from t2x.layers.wiring.residual import NormedWiring, float32
 
 __all__ = ['DynamicHyperConnections', 'HyperConnections']

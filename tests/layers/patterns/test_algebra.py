@@ -11,7 +11,6 @@ from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.masks import attention_mask, check_reads
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import (
   Causal,
   Full,
@@ -24,6 +23,7 @@ from t2x.layers.patterns.algebra import (
 from t2x.layers.patterns.big_bird import BigBird
 from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
+from t2x.layers.tokens import RowLayout, Tokens
 
 lengths = st.integers(1, 40)
 PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed, BigBird)

@@ -23,7 +23,7 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
-from t2x.layers.base import rows_at
+from t2x.layers.tokens import rows_at
 
 POSITIONS = jnp.asarray([[0, 1, 2, 3, 9], [5, 0, 1, 100, 3]])
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from t2x.layers.attention.kernels import merged
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -20,9 +19,9 @@ from t2x.layers.attention.kernels.base import (
   zero_masked_queries,
 )
 from t2x.layers.attention.masks import attention_mask
-from t2x.layers.base import dropout
 from t2x.layers.counting import pair_products
-from t2x.layers.products import on_one_cpu
+from t2x.layers.one_cpu import merged_attention, on_one_cpu
+from t2x.layers.parameters import dropout
 
 __all__ = ['Dense']
 
@@ -58,7 +57,7 @@ class Dense(Kernel):
       # The compiler would not merge products of bfloat16.
       wide = (x.astype(inputs.dtype) for x in (q, scores.k, v))
       with pair_products():
-        out = merged.attend(scores.scale, *wide, added)
+        out = merged_attention(scores.scale, *wide, added)
       out = _by_query(out, inputs).astype(v.dtype)
     else:
       probabilities, mask = self._grouped_probabilities(inputs)
@@ -132,7 +131,7 @@ class Dense(Kernel):
 
 
 def _can_merge(scores: DotProduct, inputs: AttentionInputs) -> bool:
-  """Whether `merged.attend` computes the attention of the inputs."""
+  """Whether `merged_attention` computes the attention of the inputs."""
   if not on_one_cpu() or inputs.q_len == 1 or inputs.has_dropout:
     return False
   if scores.soft_cap is not None or scores.sink is not None:

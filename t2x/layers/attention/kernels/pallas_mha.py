@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel
-from t2x.layers.base import RowLayout
 from t2x.layers.constraints import num_parts
+from t2x.layers.tokens import RowLayout
 
 __all__ = ['PallasMHA']
 

@@ -41,10 +41,10 @@ from t2x.layers.attention.kernels.tile_loops import (
   zeros_in,
 )
 from t2x.layers.attention.masks import check_reads
-from t2x.layers.base import RowLayout
 from t2x.layers.constraints import Split, constrain, split_of
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import SKIP, Bounds
+from t2x.layers.tokens import RowLayout
 
 __all__ = ['Ring']
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.layers.attention.masks import visible_tiles
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.patterns.tiles import SKIP, Bounds
+from t2x.layers.tokens import RowLayout, Tokens
 
 
 @functools.partial(

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel, common_layout
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import map_shards, num_parts
+from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['Splash']
 

@@ -10,9 +10,9 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from t2x.layers.attention.kernels.base import ATTENTION_OUTPUT
-from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.patterns.tiles import SKIP
+from t2x.layers.tokens import Tokens
 
 
 @functools.cache

@@ -21,9 +21,9 @@ from t2x.layers.attention.kernels.base import (
   softmax_dtype,
 )
 from t2x.layers.attention.masks import visible
-from t2x.layers.base import keep_probability
 from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
+from t2x.layers.parameters import keep_probability
 from t2x.layers.patterns.algebra import Pattern
 
 

@@ -17,9 +17,9 @@ from t2x.layers.attention.kernels.base import (
   zero_masked_queries,
 )
 from t2x.layers.attention.masks import attention_mask
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import num_parts
 from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['XLA']
 

@@ -18,9 +18,9 @@ from t2x.layers.attention.kernels import (
   DotProduct,
   PositionTerms,
 )
-from t2x.layers.base import Tokens
 from t2x.layers.patterns.algebra import Causal, Full, Window
 from t2x.layers.positions.common import ALiBi
+from t2x.layers.tokens import Tokens
 
 SCALE = 0.3
 BIAS = PositionTerms(ALiBi(8, num_heads=4, rngs=nnx.Rngs(0)), SCALE)

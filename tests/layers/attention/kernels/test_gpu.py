@@ -22,9 +22,9 @@ from t2x.layers.attention.kernels import (
   DotProduct,
   PallasMHA,
 )
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import use_layout
 from t2x.layers.patterns.algebra import Causal, Full, Window
+from t2x.layers.tokens import RowLayout, Tokens
 
 SCALE = 0.3
 LENGTH = 32

@@ -19,10 +19,10 @@ from t2x.layers.attention.kernels import (
   PositionTerms,
 )
 from t2x.layers.attention.kernels.tile_loops import tile_dropout
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import Causal, Full, Global, Marked, Prefix, Window, mark_names
 from t2x.layers.patterns.sparse import Blocks
 from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.tokens import RowLayout, Tokens
 
 SCALE = 0.3
 LEAVES = [

@@ -10,9 +10,9 @@ from t2x.layers import Auto, Blocks, Causal, Full, Global, Logits, Marked, Ring,
 from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
 from t2x.layers.attention.kernels.ring import _route
 from t2x.layers.attention.kernels.schedule import tiles_of_blocks
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import use_layout
 from t2x.layers.patterns.tiles import SKIP, Bounds
+from t2x.layers.tokens import RowLayout, Tokens
 from t2x.parallel import Activations, Mesh
 
 ROW = RowLayout.CONTIGUOUS

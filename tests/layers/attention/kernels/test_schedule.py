@@ -14,9 +14,9 @@ from random_patterns import marked, patterns, small, true_verdicts
 from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
 from t2x.layers.attention.kernels.schedule import tiles_to_visit
 from t2x.layers.attention.masks import visible
-from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns.algebra import Causal, Marked, Prefix, Window
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
+from t2x.layers.tokens import RowLayout, Tokens
 
 
 def visited(pattern, q, k, q_block, k_block, layout):

@@ -30,8 +30,8 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.base import RowLayout
 from t2x.layers.constraints import use_layout
+from t2x.layers.tokens import RowLayout
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM, V_DIM = 2, 256, 4, 2, 8, 16
 SCALE, CAP = 0.9, 1.5

@@ -9,10 +9,10 @@ import pytest
 from equations import equations
 
 from t2x.layers.attention import kernels
-from t2x.layers.attention.kernels import dense, merged
 from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct
-from t2x.layers.base import Tokens
+from t2x.layers.one_cpu import merged_attention, plain_operations
 from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.tokens import Tokens
 
 HIDDEN = np.finfo(np.float32).min
 BATCH, QUERIES, KEYS, HEADS, DIM, V_DIM = 3, 18, 25, 2, 8, 6
@@ -36,7 +36,7 @@ def arguments():
 
 def loss(q, k, v, hidden, terms):
   weights = normal(5, BATCH, HEADS, QUERIES, V_DIM)
-  return (merged.attend(0.3, q, k, v, (terms, hidden)) * weights).sum()
+  return (merged_attention(0.3, q, k, v, (terms, hidden)) * weights).sum()
 
 
 def test_the_output_and_all_gradients_equal_float64():
@@ -56,7 +56,7 @@ def test_the_output_and_all_gradients_equal_float64():
     ds.sum(1, keepdims=True),
     ds.sum(0, keepdims=True),
   )
-  out = jax.jit(merged.attend, static_argnums=0)(0.3, *inputs[:3], (inputs[4], inputs[3]))
+  out = jax.jit(merged_attention, static_argnums=0)(0.3, *inputs[:3], (inputs[4], inputs[3]))
   np.testing.assert_allclose(out, np.einsum('bhqk,bkhd->bhqd', p, v), atol=2e-6)
   actual = jax.jit(jax.grad(loss, (0, 1, 2, 3, 4)))(*inputs)
   for x, y in zip(actual, expected, strict=True):
@@ -74,7 +74,7 @@ def dense_inputs(pattern, seed=0):
 
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=['full', 'causal'])
 @pytest.mark.parametrize('transform', ['jit', 'vmap', 'checkpoint'])
-def test_dense_computes_the_same_in_merged_and_in_plain_products(monkeypatch, pattern, transform):
+def test_dense_computes_the_same_in_merged_and_in_plain_products(pattern, transform):
   inputs = dense_inputs(pattern)
   weights = normal(9, 2, 24, 4, 8)
 
@@ -91,8 +91,9 @@ def test_dense_computes_the_same_in_merged_and_in_plain_products(monkeypatch, pa
     return jax.jit(jax.vmap(gradient))(*(jnp.stack([x, 2 * x]) for x in qkv))
 
   result = gradients()
-  monkeypatch.setattr(dense, 'on_one_cpu', lambda: False)
-  for x, y in zip(result, gradients(), strict=True):
+  with plain_operations():
+    plain = gradients()
+  for x, y in zip(result, plain, strict=True):
     np.testing.assert_allclose(x, y, atol=5e-6)
 
 
@@ -121,7 +122,7 @@ def test_the_compiler_merges_each_product_with_a_sum_or_a_maximum():
   hidden = jnp.zeros((8, 1, 128, 128))
 
   def step(q, k, v, hidden):
-    out, pullback = jax.vjp(lambda *x: merged.attend(0.3, *x, (hidden,)), q, k, v)
+    out, pullback = jax.vjp(lambda *x: merged_attention(0.3, *x, (hidden,)), q, k, v)
     return out, pullback(weights.transpose(0, 2, 1, 3))
 
   program = jax.jit(step).lower(q, k, v, hidden).compile().as_text()
