@@ -250,6 +250,27 @@ def experiment(write_experiment, tmp_path):
   return functools.partial(write_experiment, tmp_path)
 
 
+@pytest.fixture(scope='session')
+def short_runs(write_experiment, tmp_path_factory):
+  """`short_runs(name)`: the folder of a run of three steps without further evaluations, trained once."""
+
+  @functools.cache
+  def train(name: str) -> Path:
+    folder = tmp_path_factory.mktemp(name)
+    settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
+    config = write_experiment(folder, name, settings)
+    assert main(['train', str(config), '--out', str(folder / 'run')]) == 0
+    return folder / 'run'
+
+  return train
+
+
+@pytest.fixture(scope='session')
+def run(short_runs):
+  """The folder of a short run of a causal language model."""
+  return short_runs('causal_lm')
+
+
 @pytest.fixture
 def t2x(capsys, caplog):
   """`t2x(*args) -> (exit code, stdout, stderr)`: the command line in this process."""

@@ -1,4 +1,4 @@
-"""A disk that fills while saving, and a checkpoint that was damaged: nothing saved is lost."""
+"""A disk that fills while saving: the command ends with one line and nothing saved is lost."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def saved(folder):
   return sorted(int(path.name) for path in (folder / 'checkpoints').iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_while_saving_leaves_the_last_good_checkpoint(done, t2x, metrics):
   config, folder = done
   shutil.rmtree(folder / 'checkpoints' / '12')
@@ -47,19 +47,4 @@ def test_a_full_disk_while_saving_leaves_the_last_good_checkpoint(done, t2x, met
   assert 'Traceback' not in failed.stderr
   assert saved(folder) == good
   assert t2x('train', config, '--out', folder)[0] == 0
-  assert metrics(folder) == expected
-
-
-@pytest.mark.slow
-def test_a_corrupt_checkpoint_gives_way_to_the_one_before(done, t2x, metrics, caplog):
-  config, folder = done
-  expected, (before, last) = metrics(folder), saved(folder)[-2:]
-  largest = max((folder / 'checkpoints' / str(last)).rglob('*'), key=lambda p: p.stat().st_size)
-  content = bytearray(largest.read_bytes())
-  content[len(content) // 2] ^= 1
-  largest.write_bytes(content)
-  code, _, err = t2x('train', config, '--out', folder)
-  assert code == 0, err
-  assert f'checkpoint of step {last} is corrupt' in caplog.text
-  assert f'using the checkpoint of step {before}' in caplog.text
   assert metrics(folder) == expected

@@ -5,8 +5,6 @@ import math
 
 import pytest
 
-from t2x.tasks import Losses
-
 LENGTHS = """
 Experiment.evaluations = {'2x': @twice/Losses(), 'masked': @masked/Losses()}
 Losses.every = 0
@@ -43,26 +41,6 @@ def test_only_the_last_step_has_the_metrics_of_further_tasks(config, t2x, metric
   alone = json.loads(told)
   for name in own:
     assert math.isclose(alone[name], last[f'2x/{name}'], rel_tol=1e-6), name
-
-
-def test_a_run_killed_in_further_evaluations_resumes_to_the_same_metrics(
-  config, t2x, metrics, tmp_path, monkeypatch
-):
-  def die(*args, **settings):
-    raise RuntimeError('died')
-
-  assert t2x('train', config, '--out', tmp_path / 'whole')[0] == 0
-  with monkeypatch.context() as patch:
-    patch.setattr(Losses, '__call__', die)
-    code, _, told = t2x('train', config, '--out', tmp_path / 'run')
-    assert code == 1
-    assert f'RuntimeError: died ({tmp_path}/run/log.txt has the traceback)' in told
-  assert 'in die' in (tmp_path / 'run' / 'log.txt').read_text()
-  assert t2x('train', config, '--out', tmp_path / 'run')[0] == 0
-  assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
-  code, _, told = t2x('train', config, '--out', tmp_path / 'run')
-  assert code == 0
-  assert '2x/loss' in told
 
 
 def test_a_model_that_cannot_serve_a_length_is_refused_before_it_trains(experiment, t2x, tmp_path):

@@ -207,28 +207,6 @@ InitFrom.run = '{first}'
   assert lines[0]['lm_loss'] < 5.0
 
 
-@pytest.mark.parametrize(
-  ('task', 'extra', 'told'),
-  [
-    (
-      'texts',
-      'Classifier.num_classes = 3\n',
-      'the model has 3 classes, but SequenceClassification needs 2',
-    ),
-    ('texts', "SequenceClassification.labels = ['0', 'x']\n", "has the label '1', but the labels"),
-    ('words', "JsonLines.train = '/nowhere/*.jsonl'\n", '/nowhere/*.jsonl'),
-    ('words', "WordClassification.labels = ['O', 'B-X', 'X']\n", "'X' is not a BIO tag, but"),
-    ('spans', 'SpanPrediction.length = 8\n', 'no room for its context'),
-  ],
-)
-def test_bad_input_gets_one_line(task, extra, told, config, t2x, tmp_path):
-  code, stdout, stderr = t2x('train', config(task, extra), '--out', tmp_path / 'run')
-  last = stderr.splitlines()[-1]
-  assert (code, stdout) == (2, '')
-  assert told in last
-  assert 'Traceback' not in stderr
-
-
 def test_data_that_was_not_fetched_is_an_error(t2x, tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
   code, _, stderr = t2x('train', CONFIGS / 'runs/sentiment.gin', '--out', tmp_path / 'run')

@@ -6,22 +6,11 @@ import os
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.cli import main
 from t2x.tasks import CausalLM
 
 
 def lines(*prompts):
   return b''.join(json.dumps({'prompt': prompt}).encode() + b'\n' for prompt in prompts)
-
-
-@pytest.fixture(scope='module')
-def run(write_experiment, tmp_path_factory):
-  """The folder of a short run."""
-  folder = tmp_path_factory.mktemp('run')
-  settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
-  config = write_experiment(folder, 'causal_lm', settings)
-  assert main(['train', str(config), '--out', str(folder / 'run')]) == 0
-  return folder / 'run'
 
 
 FEW = ('--max-new-tokens', 2, '--greedy', '--batch-size', 2)
@@ -132,6 +121,12 @@ def test_invalid_flags_are_errors_before_the_run_is_opened(flags, told, t2x, tmp
   code, _, err = t2x('generate', tmp_path / 'none', '--prompt', 'a', *given)
   assert code == 2
   assert told in err.splitlines()[-1]
+
+
+def test_a_prompt_or_an_input_is_required(t2x, tmp_path):
+  code, _, err = t2x('generate', tmp_path / 'none')
+  assert code == 2
+  assert '--prompt' in err and '--input' in err
 
 
 def test_the_task_checks_all_prompts_first(run, t2x, tmp_path, monkeypatch):

@@ -4,22 +4,7 @@ import json
 import re
 
 import numpy as np
-import pytest
 from PIL import Image
-
-
-@pytest.fixture(scope='module')
-def runs(write_experiment, tmp_path_factory):
-  """A folder with the runs `causal_lm` and `image_classification` of three steps."""
-  from t2x.cli import main
-
-  folder = tmp_path_factory.mktemp('look')
-  for name in ('causal_lm', 'image_classification'):
-    settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
-    (folder / name).mkdir()
-    config = write_experiment(folder / name, name, settings)
-    assert main(['train', str(config), '--out', str(folder / name / 'run')]) == 0
-  return folder
 
 
 def data_of(page):
@@ -29,9 +14,8 @@ def data_of(page):
   return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
 
 
-def test_a_text_gives_a_page_and_pictures(runs, t2x, tmp_path):
+def test_a_text_gives_a_page_and_pictures(run, t2x, tmp_path):
   out = tmp_path / 'page.html'
-  run = runs / 'causal_lm' / 'run'
   code, stdout, err = t2x('look', run, '--prompt', 'a <b>', '--out', out, '--png', tmp_path / 'png')
   assert code == 0, err
   pictures = [tmp_path / 'png' / f'self_attention_layer_{n}.png' for n in (1, 2)]
@@ -47,9 +31,9 @@ def test_a_text_gives_a_page_and_pictures(runs, t2x, tmp_path):
   assert ['step', '3'] in data['facts']
 
 
-def test_an_image_gives_a_page_with_the_picture(runs, t2x, tmp_path):
+def test_an_image_gives_a_page_with_the_picture(short_runs, t2x, tmp_path):
   out = tmp_path / 'page.html'
-  code, _, err = t2x('look', runs / 'image_classification' / 'run', '--input', '0', '--out', out)
+  code, _, err = t2x('look', short_runs('image_classification'), '--input', '0', '--out', out)
   assert code == 0, err
   data = data_of(out)
   assert data['pixels']['shape'] == [1, 8, 8]
@@ -58,9 +42,8 @@ def test_an_image_gives_a_page_with_the_picture(runs, t2x, tmp_path):
   assert dict(data['facts'])['label'].isdigit()
 
 
-def test_pages_without_out_are_in_the_run_and_replace_none(runs, t2x, tmp_path, monkeypatch):
+def test_pages_without_out_are_in_the_run_and_replace_none(run, t2x, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  run = runs / 'causal_lm' / 'run'
   for name in ('look.html', 'look-2.html'):
     code, stdout, err = t2x('look', run, '--prompt', 'ab')
     assert (code, stdout) == (0, f'{run / name}\n'), err
@@ -109,24 +92,24 @@ def test_an_image_is_resized_as_the_source_does_and_classes_have_names(
   assert re.search(r'"class \d"', json.dumps(file['lens']))
 
 
-def test_bad_requests_are_refused_in_one_line(runs, t2x, tmp_path):
+def test_bad_requests_are_refused_in_one_line(run, short_runs, t2x, tmp_path):
   image = tmp_path / 'large.png'
   Image.fromarray(np.zeros((9, 9), np.uint8)).save(image)
-  texts, images = runs / 'causal_lm' / 'run', runs / 'image_classification' / 'run'
-  for run, arguments, message in (
-    (texts, ('--prompt', 'a' * 40, '--max-tokens', 20), 'more than the maximum of 20: shorten it'),
-    (texts, ('--input', tmp_path / 'none.txt'), 'cannot be read'),
-    (texts, ('--prompt', ''), 'the text is empty: give one with --prompt or --input'),
-    (texts, ('--input', ''), 'cannot be read'),
-    (texts, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
+  images = short_runs('image_classification')
+  for folder, arguments, message in (
+    (run, ('--prompt', 'a' * 40, '--max-tokens', 20), 'more than the maximum of 20: shorten it'),
+    (run, ('--input', tmp_path / 'none.txt'), 'cannot be read'),
+    (run, ('--prompt', ''), 'the text is empty: give one with --prompt or --input'),
+    (run, ('--input', ''), 'cannot be read'),
+    (run, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
     (images, ('--prompt', 'a'), '--input FILE_OR_INDEX'),
     (images, ('--input', image), 'the image is (9, 9, 1), but the model reads (8, 8, 1)'),
     (images, ('--input', 100000), 'examples, from 0'),
   ):
     out = tmp_path / 'page.html'
-    code, stdout, err = t2x('look', run, *arguments, '--out', out)
+    code, stdout, err = t2x('look', folder, *arguments, '--out', out)
     assert (code, stdout, err.count('\n'), out.exists()) == (2, '', 1, False), err
     assert message in err
-  code, _, err = t2x('look', texts)
+  code, _, err = t2x('look', run)
   assert code == 2
   assert 'one of the arguments --prompt --input is required' in err

@@ -5,8 +5,6 @@ import os
 
 import pytest
 
-from t2x.cli import main
-
 CONFIG = """
 Experiment.task = @CausalLM()
 CausalLM.source = @JsonLines()
@@ -14,16 +12,6 @@ CausalLM.tokenizer = @Bytes()
 CausalLM.length = 16
 JsonLines.train = '{folder}/train.jsonl'
 """
-
-
-@pytest.fixture(scope='module')
-def run(write_experiment, tmp_path_factory):
-  """The folder of a short run."""
-  folder = tmp_path_factory.mktemp('run')
-  settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
-  config = write_experiment(folder, 'causal_lm', settings)
-  assert main(['train', str(config), '--out', str(folder / 'run')]) == 0
-  return folder / 'run'
 
 
 @pytest.fixture
