@@ -51,16 +51,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('t2x')
 
-# Helpers that tests of several folders share.
-sys.path.append(str(Path(__file__).parent))
-
 
 # Before the fast lane is chosen by its mark.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
   """Tests in slow.txt are slow. Files whose tests are marked as slow come first, so that of several workers
   none is left alone with one."""
-  from slow import listed, name_of
+  from tests.slow import listed, name_of
 
   slow = {item.path for item in items if item.get_closest_marker('slow')}
   names = listed()

@@ -3,14 +3,11 @@
 import dataclasses
 import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 from contract_parts import PARTS, REFUSED
+from eight_devices import run_on_eight_devices
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
@@ -50,15 +47,8 @@ def test_a_part_keeps_its_contracts(name, contract):
 @pytest.mark.nightly
 def test_eight_devices_change_neither_outputs_nor_gradients():
   """In a process of its own, whose CPU is split into eight devices."""
-  environment = os.environ | {
-    'JAX_NUM_CPU_DEVICES': '8',
-    'PYTHONPATH': str(Path(__file__).parents[1]),
-  }
   code = 'import contract_parts; contract_parts.print_outcomes_on_devices()'
-  done = subprocess.run(
-    [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=False
-  )
-  assert done.returncode == 0, done.stderr
+  done = run_on_eight_devices(code, seconds=1800)
   found = json.loads(done.stdout.splitlines()[-1])
   broken = found.pop('a gradient that counts devices')
   assert broken.startswith('failed: the gradient of ') and 'on data 8 devices' in broken

@@ -1,12 +1,7 @@
 """Makes `history_model` importable, and disables XLA optimisations for the tiny programs here."""
 
-import sys
-from pathlib import Path
-
 import jax
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True, scope='module')

@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hub_folders
 import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / 'data'))
-
-import hub_folders
 
 from t2x.base.files import write_checksums
 from t2x.interop.safetensors import read_tensors, write_tensors

@@ -2,16 +2,10 @@
 
 import json
 import os
-import sys
-from pathlib import Path
-
-import numpy as np
-import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / 'data'))
-sys.path.append(str(Path(__file__).parents[1] / 'interop'))
 
 import hub_folders
+import numpy as np
+import pytest
 import tiny_models
 
 from t2x.interop.safetensors import read_tensors, write_tensors

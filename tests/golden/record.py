@@ -28,7 +28,7 @@ from t2x.data.tokenizers.base import Fitted
 from t2x.data.tokenizers.characters import CharacterTokenizer
 from t2x.interop import FAMILIES
 from t2x.train import AdamW, Constant, Experiment, Trainer, TrainingRun
-from tests.interop import tiny_models
+from tests.helpers import tiny_models
 
 FOLDER = Path(__file__).parent
 CONFIGS = FOLDER.parents[1] / 'configs'

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from t2x import layers, models
-from tests import parameter_kinds
+from tests.golden import parameter_kinds
 
 # Base classes without parameters.
 BASES = {'FeedForward', 'LogitHead', 'PositionEncoding'}

@@ -3,17 +3,12 @@ from a kernel on one device, and the collectives of its compiled program, for ea
 
 import json
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from layers.kernels.test_kernels import TableBias, packed, random_pattern
 
 from t2x.layers import (
   Blockwise,
@@ -32,6 +27,7 @@ from t2x.layers.constraints import constrain, use_layout
 from t2x.parallel import Activations, Mesh
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program
+from tests.layers.kernels.test_kernels import TableBias, packed, random_pattern
 
 BATCH, LENGTH, HEADS = 4, 64, 4
 BLOCK = 4

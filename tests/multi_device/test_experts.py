@@ -1,8 +1,6 @@
 """Experts split over eight fake devices (a process of its own) compute what one device computes."""
 
-import os
-import subprocess
-import sys
+from eight_devices import run_on_eight_devices
 
 SCRIPT = """
 import functools
@@ -53,7 +51,4 @@ for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
 
 
 def test_experts_on_eight_devices_equal_one():
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
-  command = [sys.executable, '-c', SCRIPT]
-  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  assert done.returncode == 0, done.stderr
+  run_on_eight_devices(SCRIPT)

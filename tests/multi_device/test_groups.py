@@ -1,14 +1,8 @@
 """On eight fake devices (a separate process): a run with frozen layers trains as on one device, and its
 parameters are read onto another mesh; a student learns from it as on one device."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from eight_devices import ROOT, run_on_eight_devices
 
 SCRIPT = """
 import sys
@@ -110,7 +104,6 @@ for one, array in expected.items():
   np.testing.assert_array_equal(frozen[f'teacher.{one}'], array, one)
 kernel = frozen[f'teacher.{name}']
 assert kernel.addressable_shards[0].data.size < kernel.size
-print(jax.device_count(), 'devices')
 """
 
 
@@ -119,16 +112,4 @@ print(jax.device_count(), 'devices')
 def test_frozen_layers_and_a_teacher_on_eight_devices_equal_one_device_and_are_read_onto_another_mesh(
   tmp_path,
 ):
-  # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': '8',
-    'NPROC': '16',
-    'T2X_CACHE': str(tmp_path / 'cache'),
-  }
-  command = [sys.executable, '-c', SCRIPT, str(tmp_path), str(ROOT)]
-  done = subprocess.run(
-    command, env=environment, capture_output=True, text=True, check=False, timeout=300
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  assert done.stdout.endswith('8 devices\n')
+  run_on_eight_devices(SCRIPT, tmp_path, ROOT, T2X_CACHE=str(tmp_path / 'cache'))

@@ -1,9 +1,7 @@
 """Someone else's weights, read straight onto eight fake devices (a process of its own): each device
 is given its part, and nothing else of a parameter is read."""
 
-import os
-import subprocess
-import sys
+from eight_devices import run_on_eight_devices
 
 SCRIPT = """
 import json, pathlib, sys
@@ -63,19 +61,8 @@ placed = source.read(target)
 for (name, one), (_, other) in zip(named_leaves(whole), named_leaves(placed), strict=True):
   assert other.sharding == leaves[name].sharding, name
   np.testing.assert_array_equal(one, other)
-print('placed')
 """
 
 
 def test_weights_are_read_straight_into_their_shardings(tmp_path):
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-  done = subprocess.run(
-    [sys.executable, '-c', SCRIPT, str(tmp_path)],
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout == 'placed\n'
+  run_on_eight_devices(SCRIPT, tmp_path)

@@ -1,13 +1,7 @@
 """On eight fake devices (a separate process): norms by layer of sharded arrays are those of NumPy."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from eight_devices import run_on_eight_devices
 
 SCRIPT = """
 import functools
@@ -66,17 +60,9 @@ one, eight = results
 assert one.keys() == eight.keys()
 for name, value in one.items():
   np.testing.assert_allclose(eight[name], value, rtol=1e-4, err_msg=name)
-print(jax.device_count(), 'devices')
 """
 
 
 @pytest.mark.nightly
 def test_norms_by_layer_on_eight_devices_equal_those_on_one():
-  # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
-  command = [sys.executable, '-c', SCRIPT]
-  done = subprocess.run(
-    command, env=environment, capture_output=True, text=True, check=False, timeout=300
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  assert done.stdout == '8 devices\n'
+  run_on_eight_devices(SCRIPT)

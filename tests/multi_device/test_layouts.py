@@ -1,13 +1,11 @@
 """Eight fake devices follow the single device, whatever the layout (all in one other process)."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
+from eight_devices import run_on_eight_devices
 
 SCRIPT = Path(__file__).with_name('layouts.py')
 TOLERANCE = 1e-5
@@ -32,20 +30,15 @@ def told(tmp_path_factory, request):
   # The older compiler makes small kernels four times as fast without its fusion emitters, which the
   # newer one no longer lets go.
   flags = '--xla_cpu_use_fusion_emitters=false' if jax.__version_info__ < (0, 11) else ''
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': '8',
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
-    'T2X_CACHE': str(folder / 'cache'),
-    'XLA_FLAGS': flags,
-    # XLA's threads: a collective of eight devices waits for ever on two.
-    'NPROC': '16',
-  }
-  command = [sys.executable, str(SCRIPT), str(folder), *request.param]
-  done = subprocess.run(
-    command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+  done = run_on_eight_devices(
+    SCRIPT,
+    folder,
+    *request.param,
+    seconds=SECONDS,
+    JAX_DISABLE_MOST_OPTIMIZATIONS='true',
+    T2X_CACHE=str(folder / 'cache'),
+    XLA_FLAGS=flags,
   )
-  assert done.returncode == 0, done.stderr
   # jax 0.12 also warns of ways to split a gather that its compiler compares and does not use.
   warnings = [x for x in done.stderr.splitlines() if 'Involuntary full rematerialization' in x]
   assert not [x for x in warnings if 'HLO operation %fake_parameter' not in x]

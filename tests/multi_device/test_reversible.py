@@ -1,14 +1,8 @@
 """On eight fake devices (a separate process): the gradient of a reversible stack, with dropout, a shared bias and
 experts, is that of one device."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from eight_devices import run_on_eight_devices
 
 SCRIPT = """
 import functools
@@ -18,13 +12,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-sys.path.append(sys.argv[1])
+from eight_devices import split
 from loss_terms import assert_close
 from t2x.layers import MLP, MultiHeadAttention, PreNorm, SwitchFeedForward, T5Bias, Tokens
 from t2x.layers.constraints import use_layout
 from t2x.models import Block, Decoder, ReversibleStack
-from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
-from t2x.train.params import Blueprint
+from t2x.parallel import Mesh
 
 part = functools.partial
 WIDTH = 16
@@ -58,27 +51,11 @@ def gradient(body, x, layout=None):
 
 
 one_device = jax.tree.leaves(gradient(body, x))
-blueprint = Blueprint(jax.eval_shape(lambda: body))
-params = blueprint.params(body)
-for settings in (Mesh(data=2, fsdp=2, tensor=2), Mesh(fsdp=2, context=2, tensor=2)):
-  mesh = settings.build()
-  shardings = state_shardings(mesh, settings.rules, blueprint.infos, params)
-  placed = blueprint.model(jax.device_put(params, shardings))
-  rows = jax.device_put(x, batch_sharding(mesh))
-  assert len(rows.sharding.device_set) == 8
-  grads = jax.tree.leaves(gradient(placed, rows, Activations.of(mesh, settings)))
-  assert_close(grads, one_device, 1e-5)
-print(jax.device_count(), 'devices')
+for mesh in (Mesh(data=2, fsdp=2, tensor=2), Mesh(fsdp=2, context=2, tensor=2)):
+  assert_close(jax.tree.leaves(gradient(*split(body, x, mesh))), one_device, 1e-5)
 """
 
 
 @pytest.mark.nightly
 def test_gradients_on_eight_devices_equal_those_on_one():
-  # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
-  command = [sys.executable, '-c', SCRIPT, str(ROOT / 'tests')]
-  done = subprocess.run(
-    command, env=environment, capture_output=True, text=True, check=False, timeout=300
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout == '8 devices\n'
+  run_on_eight_devices(SCRIPT)

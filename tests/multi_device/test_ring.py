@@ -1,12 +1,10 @@
 """Ring attention on eight fake devices (a process of its own) against kernels on one device."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from eight_devices import run_on_eight_devices
 
 SCRIPT = Path(__file__).with_name('ring.py')
 TOLERANCE = 2e-6
@@ -14,17 +12,8 @@ TOLERANCE = 2e-6
 BFLOAT16_TOLERANCE = 1e-2
 
 
-def told(*names):
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
-  done = subprocess.run(
-    [sys.executable, str(SCRIPT), *names],
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout)
+def outcomes(*names):
+  return json.loads(run_on_eight_devices(SCRIPT, *names).stdout)
 
 
 def moved_along_rows(collectives):
@@ -50,12 +39,12 @@ def check(case, name):
 def test_ring_attention_equals_dense_attention():
   """With packed rows, grouped heads, a soft cap, sinks and a learned bias, on a mesh with other axes."""
   name = 'causal, packed, all features'
-  check(told(name)[name], name)
+  check(outcomes(name)[name], name)
 
 
 @pytest.mark.nightly
 def test_all_cases(tell):
-  cases = told()
+  cases = outcomes()
   for name, case in cases.items():
     tell(
       'largest difference; bytes moved',

@@ -1,12 +1,7 @@
 """On eight fake devices (a process of its own): where each array of a train state lives, and that a
 checkpoint of one mesh restores onto another."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from eight_devices import ROOT, run_on_eight_devices
 
 SCRIPT = """
 import importlib.util, sys
@@ -86,9 +81,6 @@ except UserError as error:
 
 
 def test_state_and_checkpoints_on_eight_devices(tmp_path):
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-  command = [sys.executable, '-c', SCRIPT, str(ROOT / 'tests/train/conftest.py'), str(tmp_path)]
-  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  assert done.returncode == 0, done.stderr
+  done = run_on_eight_devices(SCRIPT, ROOT / 'tests/train/conftest.py', tmp_path)
   assert done.stderr == ''
   assert "its axis 'heads' of size 2 does not divide over the mesh axis tensor 8" in done.stdout

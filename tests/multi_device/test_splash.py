@@ -1,10 +1,7 @@
 """Splash attention on eight fake devices (a process of its own), in the interpreter, equals `Dense` on one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from eight_devices import run_on_eight_devices
 
 SCRIPT = """
 import functools
@@ -57,7 +54,4 @@ for name, tensor_rules in (('heads', {}), ('query heads only', {'kv_heads': None
 
 @pytest.mark.nightly
 def test_splash_on_eight_devices_equals_dense_on_one():
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
-  command = [sys.executable, '-c', SCRIPT]
-  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  assert done.returncode == 0, done.stderr
+  run_on_eight_devices(SCRIPT)

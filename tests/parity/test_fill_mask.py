@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from t2x.cli import main
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
-sys.path.append(str(Path(__file__).parents[1] / 'data'))
 hub_folders = importlib.import_module('hub_folders')
 
 PROMPTS = ['The [MASK] barked.', 'A [MASK] in the [MASK] of a town.']

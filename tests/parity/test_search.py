@@ -2,15 +2,9 @@
 with early and late ends, so that penalty, pool and stopping all have an effect."""
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / 'decode'))
-
 from history_model import history_model
 from torch_history import TorchHistory, torch
 

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from t2x.data import BPE, WordPiece, load_hub_tokenizer
 from t2x.data.tokenizers.fast import FastTokenizer
 
 transformers = pytest.importorskip('transformers')
-sys.path.append(str(Path(__file__).parents[1] / 'data'))
 hub_folders = importlib.import_module('hub_folders')
 
 FAMILIES = list(hub_folders.MAKERS)

@@ -3,17 +3,13 @@ the cases on stdin, and prints their numbers as one JSON object."""
 
 import json
 import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from plan.tiny import FILES, SETTINGS, mesh_file
 
 from t2x.api import read_experiment
 from t2x.plan.footprint import footprint
 from t2x.plan.hlo import Program
 from t2x.plan.saved import saved_bytes
 from t2x.train import TrainProgram
+from tests.plan.tiny import FILES, SETTINGS, mesh_file
 
 
 def compare(mesh, overrides):

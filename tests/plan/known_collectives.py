@@ -5,19 +5,15 @@ import dataclasses
 import functools
 import json
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
 
 from t2x.api import read_experiment
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program
 from t2x.train import TrainProgram
+from tests.plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
 
 
 def listed(compiled, shape):

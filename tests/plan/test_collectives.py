@@ -1,12 +1,10 @@
 """Collectives are found with their mesh axes and bytes, against programs whose collectives are known."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from eight_devices import run_on_eight_devices
 
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program
@@ -43,11 +41,7 @@ def test_groups_of_devices_are_mesh_axes(groups, axes):
 
 def compiled_collectives(*arguments):
   """Returns the output of known_collectives.py, which compiles for eight fake devices."""
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-  script = Path(__file__).with_name('known_collectives.py')
-  command = [sys.executable, str(script), *arguments]
-  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  assert done.returncode == 0, done.stderr
+  done = run_on_eight_devices(Path(__file__).with_name('known_collectives.py'), *arguments)
   return json.loads(done.stdout.splitlines()[-1])
 
 

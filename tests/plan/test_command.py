@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from plan.tiny import FILES, SETTINGS, mesh_file
 
 from t2x.cli import main
+from tests.plan.tiny import FILES, SETTINGS, mesh_file
 
 GIN = [f'--gin.{setting}' for setting in SETTINGS]
 

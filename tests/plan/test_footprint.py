@@ -1,19 +1,17 @@
 """The traced estimate against XLA's memory analysis of the compiled train step."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from plan.tiny import FILES, FLOAT32, SETTINGS
+from eight_devices import run_on_eight_devices
 
 from t2x.api import read_experiment
 from t2x.plan.footprint import footprint
 from t2x.plan.hlo import Program
 from t2x.plan.saved import saved_bytes
 from t2x.train import TrainProgram
+from tests.plan.tiny import FILES, FLOAT32, SETTINGS
 
 TOLERANCE = 0.05
 # Of the total with temporaries.
@@ -98,16 +96,8 @@ CASES = {
 @pytest.fixture(scope='module')
 def compared():
   """Numbers of each case, compiled for eight fake devices in a process of its own."""
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
-  done = subprocess.run(
-    [sys.executable, str(Path(__file__).with_name('compare.py'))],
-    input=json.dumps(CASES),
-    env=environment,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
+  script = Path(__file__).with_name('compare.py')
+  done = run_on_eight_devices(script, input=json.dumps(CASES), seconds=1800)
   return json.loads(done.stdout.splitlines()[-1])
 
 

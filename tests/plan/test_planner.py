@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
 
 from t2x.base.errors import UserError
 from t2x.plan import DEVICES, Request, make_plan, report
 from t2x.plan.planner import Planner
+from tests.plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
 
 H100 = DEVICES['h100']
 

@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-import sys
-from pathlib import Path
 
 import pytest
+import tiny_tasks
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -29,9 +28,6 @@ from t2x.models import (
   SequenceClassifier,
   Stack,
 )
-
-sys.path.append(str(Path(__file__).parent))
-import tiny_tasks
 
 part = functools.partial
 HEADS = {

@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_tasks
 from flax import nnx
 
 import t2x.tasks
@@ -31,9 +30,6 @@ from t2x.models.classifiers import Classifier
 from t2x.tasks import MarkStarts, MarkTexts
 from t2x.tasks.likelihoods import log_likelihoods
 from t2x.tasks.sequence_classification import SequenceClassification
-
-sys.path.append(str(Path(__file__).parent))
-import tiny_tasks
 
 part = functools.partial
 NEWLINE, LENGTH = Bytes().fit(lambda: iter(())).encode('\n')[0], 32

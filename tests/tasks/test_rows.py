@@ -1,17 +1,12 @@
 """What tasks state about their rows is true of the rows that they read."""
 
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
+import tiny_tasks
 from fake_models import WithLogits, spec
 
 from t2x.data import Batches
-
-sys.path.append(str(Path(__file__).parent))
-import tiny_tasks
 
 STATE_PADDING = {'SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'}
 

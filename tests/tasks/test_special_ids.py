@@ -1,11 +1,10 @@
 """Tasks take the special ids of the tokenizer at hand, whatever they are."""
 
-import sys
-from pathlib import Path
-
+import hub_folders
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_source
 from fake_models import WithLogits, spec
 
 from t2x.base.errors import UserError
@@ -13,10 +12,6 @@ from t2x.data import BPE, Batches, HubTokenizer, SampledPieces, Source
 from t2x.decode import Generated, Greedy
 from t2x.models import Output
 from t2x.tasks import CausalLM, MaskedLM, Translation, translation
-
-sys.path.append(str(Path(__file__).parents[1] / 'data'))
-import hub_folders
-import tiny_source
 
 VOCAB = 500
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from t2x.cli import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # Variants of sweeps whose programs take too long to compile.
 ONLY = dict.fromkeys(

@@ -1,7 +1,7 @@
 """What the parameters of all parts are: kind, weight decay, rule of Muon.
 
-    python -m tests.parameter_kinds            prints the table
-    python -m tests.parameter_kinds --write    rewrites tests/golden/parameter_kinds.txt
+    python -m tests.golden.parameter_kinds            prints the table
+    python -m tests.golden.parameter_kinds --write    rewrites tests/golden/parameter_kinds.txt
 
 Read the lines that change before you commit the file: no other test knows what a parameter is for.
 """
@@ -22,8 +22,8 @@ from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
 
-FILE = Path(__file__).parent / 'golden' / 'parameter_kinds.txt'
-CONFIGS = Path(__file__).parents[1] / 'configs'
+FILE = Path(__file__).with_suffix('.txt')
+CONFIGS = Path(__file__).parents[2] / 'configs'
 # Width, heads, head_dim, vocabulary, length.
 W, H, D, V, N = 16, 4, 4, 30, 8
 

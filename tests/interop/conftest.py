@@ -1,6 +1,0 @@
-"""Makes `tiny_models` importable by the tests beside it."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent))
