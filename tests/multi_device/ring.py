@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
-from tests.layers.kernels.test_kernels import TableBias, packed, random_pattern
 
 from t2x.layers import (
   Blockwise,
@@ -28,6 +27,7 @@ from t2x.layers.constraints import constrain, use_layout
 from t2x.parallel import Activations, Mesh
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program
+from tests.layers.attention.kernels.test_kernels import TableBias, packed, random_pattern
 
 BATCH, LENGTH, HEADS = 4, 64, 4
 BLOCK = 4
