@@ -1,64 +1,215 @@
-"""The house plan: imports run one way, files and functions stay short."""
+"""The rules of the source tree: imports follow one order without circles, files and functions stay short."""
 
 import ast
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_FILE, MAX_FUNCTION = 404, 60
+MAX_FILE, MAX_FUNCTION, MAX_TOP_LEVEL_FILES = 404, 60, 5
 
-# What each room of t2x/ may import from the others. The command line may import all.
+# What each package and top-level file of t2x/ may import. `base` and `process` may be imported by all.
+LAYERS = {'layers'}
+MODELS = {'models', 'parallel'} | LAYERS
+DECODE = {'decode'} | MODELS
+TASKS = {'tasks', 'data'} | DECODE
+TRAIN = {'train', 'run_folder'} | TASKS
+EXPERIMENTS = {'experiments', 'config'} | TRAIN
+INTEROP = {'interop'} | EXPERIMENTS
+LOADED = {'loaded'} | INTEROP
+API = {'api'} | LOADED
+TOOLS = {'sweeps', 'plan', 'look', 'prune', 'testing'} | API
 MAY_IMPORT = {
+  'base': set(),
   'config': set(),
   'launch': set(),
+  'process': set(),
+  'run_folder': set(),
   'layers': set(),
   'data': set(),
-  'models': {'layers'},
-  'parallel': {'layers'},
-  'decode': {'models', 'layers'},
-  'tasks': {'data', 'models', 'layers', 'decode'},
-  'look': {'tasks', 'data', 'models', 'layers'},
-  'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
-  'runs': {'config', 'sweeps', 'train'},
-  'interop': {'config', 'train', 'tasks', 'data', 'decode', 'models', 'layers'},
-  'plan': {'train', 'models', 'parallel'},
-  'testing': {'train', 'models', 'layers', 'parallel'},
-  'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
+  'models': LAYERS,
+  'parallel': LAYERS,
+  'decode': MODELS,
+  'tasks': TASKS,
+  'train': TRAIN,
+  'experiments': EXPERIMENTS,
+  'interop': INTEROP,
+  'loaded': LOADED,
+  'api': API,
+  'sweeps': API,
+  'plan': API,
+  'look': API,
+  'prune': API,
+  'testing': API,
+  'runs': TOOLS,
+  'cli': {'runs', 'launch'} | TOOLS,
+  '__init__': {'api', 'loaded', 'config', 'experiments'},
+  '__main__': {'cli'},
+}
+# Imports and circles that are to be removed.
+EXCEPTIONS = {
+  ('run_folder', 'api'),
+  ('run_folder', 'config'),
+  ('api', 'sweeps'),
+  ('interop', 'api'),
+}
+CIRCLES = [
+  {'t2x.api', 't2x.interop.convert', 't2x.loaded'},
+  {'t2x.cli', 't2x.cli.completion'},
+  {'t2x.data.tokenizers', 't2x.data.tokenizers.run_tokenizer'},
+  {'t2x.plan.plan', 't2x.plan.report'},
+]
+NAME_CLASHES = {
+  *(f't2x.config.{name}' for name in ('load', 'registry', 'render', 'trust')),
+  't2x.interop.export',
 }
 
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])
 
 
-def imports(tree):
-  for node in ast.walk(tree):
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+  return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+  """The dotted name of a module; that of a package for its `__init__.py`."""
+  parts = path.relative_to(ROOT).with_suffix('').parts
+  return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+PATHS = {name_of(path): path for path in ROOT.glob('t2x/**/*.py')}
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+  """All nodes, those of lazy imports included, without blocks of `if TYPE_CHECKING`."""
+  for node in ast.iter_child_nodes(tree):
+    if isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.unparse(node.test):
+      continue
+    yield node
+    yield from nodes(node)
+
+
+def imports(path: Path) -> Iterator[str]:
+  """The dotted names that a file imports."""
+  for node in nodes(tree_of(path)):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-      assert node.level == 0, 'imports are absolute'
+      assert node.level == 0, f'{path}: imports are absolute'
       yield from (f'{node.module}.{alias.name}' for alias in node.names)
 
 
-@pytest.mark.parametrize('room', MAY_IMPORT)
-def test_imports_follow_the_arrows(room):
-  for path in (ROOT / 't2x' / room).rglob('*.py'):
-    for name in imports(ast.parse(path.read_text())):
-      parts = name.split('.')
-      if parts[0] == 't2x' and len(parts) > 1 and parts[1] in MAY_IMPORT:
-        assert parts[1] in MAY_IMPORT[room] | {room}, f'{path}: {name}'
+def module_of(name: str) -> str | None:
+  """The module of t2x that holds an imported name."""
+  while name and name not in PATHS:
+    name = name.rpartition('.')[0]
+  return name or None
+
+
+def unit_of(module: str) -> str:
+  """The package or top-level file of a module."""
+  return module.split('.')[1] if '.' in module else '__init__'
+
+
+def test_every_package_and_top_level_file_has_a_row():
+  assert {unit_of(module) for module in PATHS} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize('unit', MAY_IMPORT)
+def test_imports_follow_the_order_of_packages(unit):
+  allowed = MAY_IMPORT[unit] | {unit, 'base', 'process'}
+  allowed |= {other for one, other in EXCEPTIONS if one == unit}
+  for module, path in PATHS.items():
+    if unit_of(module) == unit:
+      used = {unit_of(found) for name in imports(path) if (found := module_of(name))}
+      used -= {'__init__'}  # The version.
+      assert used <= allowed, f'{path}: {used - allowed}'
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+  """The strongly connected components of more than one node."""
+  order: list[str] = []
+  seen: set[str] = set()
+
+  def visit(node: str, edges: dict[str, set[str]], into: list[str]) -> None:
+    stack = [(node, iter(sorted(edges[node])))]
+    seen.add(node)
+    while stack:
+      current, rest = stack[-1]
+      following = next((other for other in rest if other not in seen), None)
+      if following is None:
+        into.append(current)
+        stack.pop()
+      else:
+        seen.add(following)
+        stack.append((following, iter(sorted(edges[following]))))
+
+  for node in sorted(graph):
+    if node not in seen:
+      visit(node, graph, order)
+  seen.clear()
+  backward: dict[str, set[str]] = {node: set() for node in graph}
+  for node, others in graph.items():
+    for other in others:
+      backward[other].add(node)
+  found = []
+  for node in reversed(order):
+    if node not in seen:
+      component: list[str] = []
+      visit(node, backward, component)
+      if len(component) > 1:
+        found.append(sorted(component))
+  return found
+
+
+def test_no_circle_of_files():
+  """A file imports a package's names from the modules that define them; `__init__.py` only re-exports."""
+  graph = {
+    module: {found for name in imports(path) if (found := module_of(name)) and found != module}
+    for module, path in PATHS.items()
+  }
+  assert [circle for circle in circles(graph) if set(circle) not in CIRCLES] == []
+
+
+def exports(path: Path) -> set[str]:
+  """The names in `__all__`, or those that an `__init__.py` imports by name."""
+  names: set[str] = set()
+  for node in tree_of(path).body:
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '__all__':
+      names |= set(ast.literal_eval(node.value))
+    elif isinstance(node, ast.ImportFrom):
+      names |= {alias.asname or alias.name for alias in node.names}
+  return names
+
+
+def test_no_module_has_the_name_of_something_that_its_package_exports():
+  for package, path in PATHS.items():
+    if path.name == '__init__.py':
+      names = exports(path)
+      for node in tree_of(path).body:
+        if isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ['*']:
+          names |= exports(PATHS[node.module])
+      clashes = {f'{package}.{name}' for name in names} & PATHS.keys()
+      assert clashes <= NAME_CLASHES, clashes
+
+
+def test_few_files_are_at_the_top():
+  assert len(list(ROOT.glob('t2x/*.py'))) <= MAX_TOP_LEVEL_FILES
 
 
 @pytest.mark.parametrize('module', ['jax', 'flax', 'tensorflow'])
 def test_data_is_numpy_only(module):
   for path in (ROOT / 't2x' / 'data').rglob('*.py'):
-    for name in imports(ast.parse(path.read_text())):
+    for name in imports(path):
       assert name.split('.')[0] != module, f'{path}: {name}'
 
 
 def test_files_and_functions_are_short():
   for path in FILES:
-    text = path.read_text()
-    assert text.count('\n') <= MAX_FILE, path
-    for node in ast.walk(ast.parse(text)):
+    assert path.read_text().count('\n') <= MAX_FILE, path
+    for node in ast.walk(tree_of(path)):
       if isinstance(node, ast.FunctionDef):
         assert node.end_lineno - node.lineno < MAX_FUNCTION, f'{path}: {node.name}'
