@@ -64,6 +64,7 @@ CIRCLES = [
 NAME_CLASHES = {
   *(f't2x.config.{name}' for name in ('load', 'registry', 'render', 'trust')),
   't2x.interop.export',
+  't2x.plan.report',
 }
 
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])
