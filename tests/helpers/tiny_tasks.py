@@ -27,10 +27,9 @@ COUNT = 24
 
 def task_classes():
   """The names of the tasks that can be bound in a config."""
-  exported = {name: getattr(t2x.tasks, name) for name in t2x.tasks.__all__}
   return {
     name
-    for name, one in exported.items()
+    for name, one in vars(t2x.tasks).items()
     if isinstance(one, type)
     and issubclass(one, t2x.tasks.Task)
     and not getattr(one, '__abstractmethods__', None)

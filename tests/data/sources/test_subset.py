@@ -2,8 +2,8 @@
 
 import pickle
 
-from t2x.data import Batches
-from t2x.data.sources import Digits, Part, Source, TextFiles
+from t2x.data import Batches, Digits
+from t2x.data.sources import Part, Source, TextFiles
 
 
 def images(split='train', **examples):
