@@ -31,7 +31,7 @@ def refused(result, *parts):
 
 
 def test_the_run_folder_of_another_config_is_refused_or_moved_aside(experiment, t2x, tmp_path):
-  out, file = tmp_path / 'run', experiment('masked_lm', 'Trainer.num_steps = 1\n')
+  out, file = tmp_path / 'run', experiment('masked_lm', 'Trainer.num_steps = 3\n')
   assert t2x('train', file, '--out', out)[0] == 0
   flags = ['--gin.Trainer.seed=1']
   refused(
