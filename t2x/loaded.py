@@ -18,7 +18,7 @@ from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.inference import Inference, saved_params
+from t2x.train.evaluation import Inference, saved_params
 from t2x.train.params import Params
 
 

@@ -73,7 +73,7 @@ def device_limits() -> tuple[float, float] | None:
   """Returns peak FLOP/s and bytes/s of the device; None if they are unknown."""
   import jax
 
-  from t2x.train.logs.speed import PEAK_FLOPS
+  from t2x.train.logs.flops import PEAK_FLOPS
 
   kind = jax.devices()[0].device_kind
   return (PEAK_FLOPS[kind], MEMORY_BANDWIDTH[kind]) if kind in MEMORY_BANDWIDTH else None

@@ -58,13 +58,13 @@ def training(name: str, size: Size, steps: int, packed: bool = False, sustained:
   """Measures bare steps on one batch, then `sustained` steps of a run with data, logging and checkpoints."""
   from throughput import measure
 
-  from t2x.train import TrainProgram, train
-  from t2x.train.flops import flops_per_token
+  from t2x.train import Program, train
+  from t2x.train.logs.flops import flops_per_token
   from t2x.train.logs.summary import attention_kernels
 
   while True:
     try:
-      program = TrainProgram(experiment_of(size, max(sustained, 1), packed))
+      program = Program(experiment_of(size, max(sustained, 1), packed))
       result = measure(program, steps, None)
       break
     except Exception as error:
@@ -147,7 +147,7 @@ def torch_training(name: str, size: Size, steps: int) -> None:
   import torch
   from torch_models import GPT
 
-  from t2x.train.logs.speed import PEAK_FLOPS
+  from t2x.train.logs.flops import PEAK_FLOPS
 
   device = 'cuda' if torch.cuda.is_available() else 'cpu'
   peak = PEAK_FLOPS.get(torch.cuda.get_device_name()) if device == 'cuda' else None

@@ -55,12 +55,12 @@ def time_step(run, steps: int) -> tuple[float, ...]:
   """Returns wall and CPU milliseconds per call of the compiled step."""
   import jax
 
-  state, frozen = run.init()
+  (state, frozen), train_step = run.init(), run.program.train_step()
   _, batch = next(run.train_batches(run.batches(run.rows('train')), 0))
   for count in (10, steps):
     start = clocks()
     for _ in range(count):
-      state, *_ = run.train_step(state, frozen, batch)
+      state, *_ = train_step(state, frozen, batch)
     jax.block_until_ready(state)
   return tuple((now - then) / steps for then, now in zip(start, clocks(), strict=True))
 

@@ -23,7 +23,7 @@ def random_batch(program, seed: int = 0):
   """Returns a batch of the task's shapes: each row is one segment, tokens and labels are random.
 
   Args:
-    program: the TrainProgram of a config.
+    program: the Program of a config.
     seed: of the random numbers.
   """
   import jax
@@ -50,7 +50,7 @@ def random_batch(program, seed: int = 0):
 
 
 def compile_step(program) -> dict:
-  """Compiles the train step of a TrainProgram, and returns the time and the size of the program.
+  """Compiles the train step of a Program, and returns the time and the size of the program.
 
   The size is the number of instructions of the optimised program, with those inside fusions, the bytes of its machine
   code on a device (0 on CPUs, which do not report it), and the bytes of its temporary arrays.
@@ -74,7 +74,7 @@ def measure(program, steps: int, peak: float | None) -> dict:
   """Trains on one batch and returns the measurements to print."""
   import jax
 
-  from t2x.train.logs.speed import peak_flops, step_flops
+  from t2x.train.logs.flops import peak_flops, step_flops
 
   task, trainer = program.experiment.task, program.experiment.trainer
   batch, (state, frozen) = random_batch(program), program.init(trainer.seed)
@@ -126,11 +126,11 @@ def main() -> int:
   set_allocator()
   from t2x.api import read_config
   from t2x.base.errors import UserError
-  from t2x.train import TrainProgram
+  from t2x.train import Program
 
   try:
     experiment = read_config(args.files, [b.removeprefix('--gin.') for b in bindings]).build()
-    program = TrainProgram(experiment)
+    program = Program(experiment)
   except UserError as error:
     print(error, file=sys.stderr)
     return error.exit_code

@@ -32,12 +32,12 @@ def t2x_steps(name: str, precision: str, bindings: Sequence[str] = ()):
   from throughput import random_batch
 
   from t2x.api import read_config
-  from t2x.train import TrainProgram
+  from t2x.train import Program
 
   dtype = {'f32': 'float32', 'bf16': 'bfloat16'}[precision]
   bindings = [f"Trainer.compute_dtype='{dtype}'", *bindings]
   config = read_config([str(HERE / f'configs/{name}.gin')], bindings)
-  program = TrainProgram(config.build())
+  program = Program(config.build())
   state, frozen = program.init(0)
   step = program.train_step()
   batch = random_batch(program)

@@ -1,6 +1,7 @@
-"""Hyperparameters that vary between the trials of a sweep, as float32 scalar inputs of a step.
+"""Values that a step passes to its parts without an argument, and hyperparameters that are inputs of a step.
 
-A field annotated `float | Hyperparameter` (`TunableRate` and others in `t2x.base.ranges`) is a number, or a
+Hyperparameters that vary between the trials of a sweep are float32 scalar inputs of a step. A field annotated
+`float | Hyperparameter` (`TunableRate` and others in `t2x.base.ranges`) is a number, or a
 reference to an input of the step if trials share a compiled program. Read both with `scalar`. Zero is always
 a number, because the program skips computation for it; `rate == 0.0` is False for a reference.
 """
@@ -8,7 +9,6 @@ a number, because the program skips computation for it; `rate == 0.0` is False f
 import contextlib
 import contextvars
 import dataclasses
-import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -45,26 +45,43 @@ class Hyperparameter:
 
 Tunable = float | Hyperparameter
 
-_SCALARS: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
-  'scalars', default=types.MappingProxyType({})
-)
+
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+  """Values of the step that is being traced, which its parts read without an argument.
+
+  Attributes:
+    scalars: float32 scalars by name of the `Hyperparameter`.
+    layout: sharding of the activations, a `t2x.layers.constraints.Layout`; None leaves it to the compiler.
+    step: number of train steps taken, int32 []; None outside of a train step.
+  """
+
+  scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  layout: Any = None
+  step: Any = None
+
+
+# The only context variable that a step reads.
+_DEFAULTS = StepContext()
+_CONTEXT: contextvars.ContextVar[StepContext] = contextvars.ContextVar('step', default=_DEFAULTS)
+
+
+def step_context() -> StepContext:
+  """Returns the values of the innermost `in_step`, or the defaults outside of it."""
+  return _CONTEXT.get()
 
 
 @contextlib.contextmanager
-def bind_scalars(scalars: Mapping[str, Any]) -> Iterator[None]:
-  """Sets the values of references inside the context.
+def in_step(**fields: Any) -> Iterator[None]:
+  """Sets these fields of the `StepContext` inside the context.
 
-  Enter it inside the traced function with one of its arguments, so that the values are inputs of the compiled
-  program.
-
-  Args:
-    scalars: float32 scalars by name of the reference.
+  Enter it inside the traced function with its arguments, so that the values are inputs of the compiled program.
   """
-  token = _SCALARS.set(scalars)
+  token = _CONTEXT.set(dataclasses.replace(_CONTEXT.get(), **fields))
   try:
     yield
   finally:
-    _SCALARS.reset(token)
+    _CONTEXT.reset(token)
 
 
 def scalar(value: Tunable) -> 'float | jax.Array':
@@ -78,7 +95,7 @@ def scalar(value: Tunable) -> 'float | jax.Array':
   """
   if not isinstance(value, Hyperparameter):
     return value
-  scalars = _SCALARS.get()
+  scalars = step_context().scalars
   if value.name not in scalars:
     raise UserError(f'{value.name} varies between trials, but is read outside of a training step')
   return scalars[value.name]

@@ -99,38 +99,42 @@ class _Lines:
   """Splits written text into lines; a carriage return discards the line before it."""
 
   def __init__(self):
-    self._rest, self._lock = '', threading.Lock()
+    self.rest, self._lock = '', threading.Lock()
 
   def add(self, text: str) -> list[str]:
     """Returns the lines that `text` completes."""
     with self._lock:
-      *lines, rest = (self._rest + text).split('\n')
-      self._rest = rest.rpartition('\r')[2]
+      *lines, rest = (self.rest + text).split('\n')
+      self.rest = rest.rpartition('\r')[2]
     return [line.rstrip('\r').rpartition('\r')[2] for line in lines]
 
-  def take(self) -> str:
-    """Returns and removes the incomplete last line."""
-    with self._lock:
-      rest, self._rest = self._rest, ''
-    return rest
 
+class _LogFile(logging.Handler):
+  """Appends lines with timestamps to a file, and records below level INFO, which the terminal does not show.
 
-class _LogFile:
-  """Appends lines with timestamps to a file; closes it after a write error and ignores further lines."""
+  It is closed after a write error and ignores further lines.
+  """
 
   def __init__(self, path: Path):
+    super().__init__(logging.DEBUG)
     self._file: TextIO | None = path.open('a', encoding='utf-8', buffering=1)
 
-  def write(self, line: str) -> None:
-    line = _ESCAPES.sub('', line).rstrip()
-    if self._file is None or not line:
-      return
+  def emit(self, record: logging.LogRecord) -> None:
+    if record.levelno < logging.INFO:
+      try:
+        self.write(self.format(record))
+      except Exception:
+        self.handleError(record)
+
+  def write(self, text: str) -> None:
     now = datetime.datetime.now().isoformat(' ', 'seconds')
-    try:
-      self._file.write(f'{now}  {line}\n')
-    except (OSError, ValueError, RuntimeError):
-      # RuntimeError: a signal handler writes while the main thread is writing.
-      self.close()
+    for line in map(str.rstrip, _ESCAPES.sub('', text).split('\n')):
+      try:
+        if self._file is not None and line:
+          self._file.write(f'{now}  {line}\n')
+      except (OSError, ValueError, RuntimeError):
+        # RuntimeError: a signal handler writes while the main thread is writing.
+        self.close()
 
   def close(self) -> None:
     if self._file is not None:
@@ -156,7 +160,8 @@ class _Output(FileProxy):
       for line in self._shown.add(text):
         self.console.out(line, highlight=False)
     else:
-      self.stream.write(self._shown.take() + text)
+      rest, self._shown.rest = self._shown.rest, ''
+      self.stream.write(rest + text)
     return len(text)
 
   @property
@@ -181,23 +186,6 @@ class LogHandler(logging.StreamHandler):
   @property
   def stream(self) -> Any:
     return sys.stderr
-
-
-class _DebugHandler(logging.Handler):
-  """Writes the records below level INFO, which the terminal does not show, to a log file."""
-
-  def __init__(self, log: _LogFile):
-    super().__init__(logging.DEBUG)
-    self.log = log
-
-  def emit(self, record: logging.LogRecord) -> None:
-    if record.levelno >= logging.INFO:
-      return
-    try:
-      for line in self.format(record).splitlines():
-        self.log.write(line)
-    except Exception:
-      self.handleError(record)
 
 
 @contextlib.contextmanager
@@ -238,24 +226,20 @@ def log_to_file(path: Path) -> Iterator[None]:
   """Appends printed lines, debug records of t2x and the final error to a file, with timestamps."""
   logger = logging.getLogger('t2x')
   level, log = logger.level, _LogFile(path)
-  handler = _DebugHandler(log)
   with wrap_streams():
-    streams = (sys.stdout, sys.stderr)
-    outputs = [stream for stream in streams if isinstance(stream, _Output)]
+    outputs = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, _Output)]
     for output in outputs:
       output.log = log
-    logger.addHandler(handler)
+    logger.addHandler(log)
     logger.setLevel(logging.DEBUG)
     try:
       yield
     except BaseException as error:
       is_expected = isinstance(error, UserError)
-      text = str(error) if is_expected else ''.join(traceback.format_exception(error))
-      for line in text.splitlines():
-        log.write(line)
+      log.write(str(error) if is_expected else ''.join(traceback.format_exception(error)))
       raise
     finally:
-      logger.removeHandler(handler)
+      logger.removeHandler(log)
       logger.setLevel(level)
       for output in outputs:
         output.log = None

@@ -5,16 +5,16 @@ which the step is traced maps them to a mesh; without a layout nothing is added 
 constraints are those of GSPMD (https://arxiv.org/abs/2105.04663).
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import EllipsisType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
+
+from t2x.base.hyperparameters import step_context
 
 Axis = str | EllipsisType | None
 
@@ -45,19 +45,6 @@ class Layout(Protocol):
     """Returns a function that each device applies to its shards; see `map_shards`."""
 
 
-_LAYOUT: contextvars.ContextVar[Layout | None] = contextvars.ContextVar('layout', default=None)
-
-
-@contextlib.contextmanager
-def use_layout(layout: Layout | None) -> Iterator[None]:
-  """Applies `layout` to everything traced in the context; None leaves all arrays to the compiler."""
-  token = _LAYOUT.set(layout)
-  try:
-    yield
-  finally:
-    _LAYOUT.reset(token)
-
-
 def constrain(x: Array, *axes: Axis) -> Array:
   """Returns `x` with the sharding that the current layout gives to its logical axes.
 
@@ -69,19 +56,19 @@ def constrain(x: Array, *axes: Axis) -> Array:
   Raises:
     UserError: the size of a dimension is not divisible by the number of devices that it is split over.
   """
-  layout = _LAYOUT.get()
+  layout = step_context().layout
   return x if layout is None else layout.constrain(x, axes)
 
 
 def num_parts(axis: str) -> int:
   """Returns the number of devices that a logical axis is split over; 1 without a layout."""
-  layout = _LAYOUT.get()
+  layout = step_context().layout
   return 1 if layout is None else layout.num_parts(axis)
 
 
 def num_devices() -> int:
   """Returns the number of devices of the mesh; 1 without a layout."""
-  layout = _LAYOUT.get()
+  layout = step_context().layout
   return 1 if layout is None else layout.mesh.size
 
 
@@ -121,7 +108,7 @@ class Split:
 
 def split_of(axis: str) -> Split | None:
   """Returns the devices that a logical axis is split over; None if it is not split."""
-  layout = _LAYOUT.get()
+  layout = step_context().layout
   if layout is None or layout.num_parts(axis) == 1:
     return None
   return Split(layout.mesh, layout.mesh_axes(axis), layout.num_parts(axis))
@@ -144,5 +131,5 @@ def map_shards(
   Raises:
     UserError: when called, if a dimension is not divisible by the number of devices that it is split over.
   """
-  layout = _LAYOUT.get()
+  layout = step_context().layout
   return function if layout is None else layout.map_shards(function, in_axes, out_axes)

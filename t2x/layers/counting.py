@@ -1,4 +1,4 @@
-"""Scopes of operations that model FLOPs count in a way of their own (see `t2x.train.flops`).
+"""Scopes of operations that model FLOPs count in a way of their own (see `t2x.train.logs.flops`).
 
 They are context managers and decorators, and change nothing else.
 """

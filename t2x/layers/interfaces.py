@@ -181,7 +181,7 @@ class Call:
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
     key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
-    step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.layers.steps`).
+    step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.base.hyperparameters.in_step`).
     drop: probability with which each branch of a block is dropped for a row (stochastic depth), float32 [];
       None: 0. Sublayers get None.
     record: names of the intermediate arrays to return in `Result.recorded`.

@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers import (
   Call,
@@ -30,7 +31,6 @@ from t2x.layers import (
 from t2x.layers.constraints import constrain
 from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
-from t2x.layers.steps import current_step
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import Body, LayerStack, Output
 from t2x.models.stack import Stack
@@ -176,7 +176,7 @@ class Encoder(nnx.Module):
       slots=slots,
       key=named_key(key, 'stack'),
       # Other models in a train step (the teacher) are evaluated: their calls have no key.
-      step=None if key is None else current_step(),
+      step=None if key is None else step_context().step,
       record=record,
     )
     result = self.stack(x, call, None if cache is None else cache.layers)

@@ -236,7 +236,7 @@ def check_shardings(expected: Any, state: Any) -> None:
   shape (moments, averages, accumulators) must have the parameter's sharding.
 
   Args:
-    expected: shapes with shardings, as `TrainProgram.abstract`.
+    expected: shapes with shardings, as `Program.abstract`.
     state: the arrays, in the same structure; parameters are under `params`.
 
   Raises:

@@ -105,7 +105,7 @@ class RunCost:
 
   Attributes:
     seconds: estimated time of a step.
-    mfu: model FLOPs utilisation (see `t2x.train.logs.speed`).
+    mfu: model FLOPs utilisation (see `t2x.train.logs.flops`).
     tokens: number of tokens of the run.
     days: days for these tokens.
     price: price of these days; None without a price per device-hour.

@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array, Totals
 from t2x.plan.shards import Spec, spec_of
 from t2x.plan.trace import Walker
-from t2x.train import TrainProgram
+from t2x.train import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Footprint:
     }
 
 
-def footprint(program: TrainProgram) -> Footprint:
+def footprint(program: Program) -> Footprint:
   """Traces the train step of a program and walks through it.
 
   Args:
@@ -83,7 +83,7 @@ def footprint(program: TrainProgram) -> Footprint:
   )
 
 
-def _totals(program: TrainProgram, arguments: tuple[Any, Any, Any]) -> Totals:
+def _totals(program: Program, arguments: tuple[Any, Any, Any]) -> Totals:
   closed = jax.make_jaxpr(program.step())(*arguments)
   outputs = [True] * len(closed.jaxpr.outvars)
   jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
@@ -107,7 +107,7 @@ def _totals(program: TrainProgram, arguments: tuple[Any, Any, Any]) -> Totals:
   return walker.walk(jaxpr, inputs, owned=True)[1]
 
 
-def _gradients(program: TrainProgram) -> dict[tuple[int, ...], dict[int, tuple[str, ...]]]:
+def _gradients(program: Program) -> dict[tuple[int, ...], dict[int, tuple[str, ...]]]:
   """Returns the mesh axes of each dimension by its size, by the sorted shape of a trained parameter or layer."""
   result: dict[tuple[int, ...], dict[int, tuple[str, ...]]] = {}
   for name, info in program.groups.trained.items():

@@ -6,7 +6,7 @@ Bandwidths of links count one direction: half of the bidirectional numbers of th
 import dataclasses
 
 from t2x.base.errors import UserError
-from t2x.train.logs.speed import PEAK_FLOPS
+from t2x.train.logs.flops import PEAK_FLOPS
 
 __all__ = ['DEVICES', 'Device', 'device']
 

@@ -10,7 +10,7 @@ from t2x.plan.compiled import Compiled
 from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
-from t2x.train.logs.speed import step_flops, step_tokens
+from t2x.train.logs.flops import step_flops, step_tokens
 
 __all__ = ['Plan', 'Request', 'make_plan', 'plan_json']
 

@@ -15,9 +15,9 @@ from t2x.plan.compiled import Compiled, compile_step
 from t2x.plan.cost import RunCost, StepTime, run_cost, step_time
 from t2x.plan.footprint import Footprint, footprint
 from t2x.plan.hardware import Device
-from t2x.train import TrainProgram
-from t2x.train.check import check_vocabulary
-from t2x.train.logs.speed import step_flops, step_tokens
+from t2x.train import Program
+from t2x.train.checks import check_vocabulary
+from t2x.train.logs.flops import step_flops, step_tokens
 
 # Values of Stack.remat, from the fewest recomputed arrays to the most.
 POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention', 'full')
@@ -37,7 +37,7 @@ class Variant:
   """
 
   bindings: tuple[str, ...]
-  program: TrainProgram
+  program: Program
   footprint: Footprint
   time: StepTime | None
 
@@ -112,7 +112,7 @@ class Planner:
       raise UserError(
         f'--devices {self.num_devices}: the mesh has Mesh.num_devices = {required}, remove one of them'
       )
-    program = TrainProgram(experiment, mesh=experiment.mesh.abstract(self.num_devices))
+    program = Program(experiment, mesh=experiment.mesh.abstract(self.num_devices))
     traced = footprint(program)
     time = None
     if self.device is not None and trainer.compute_dtype == 'bfloat16':

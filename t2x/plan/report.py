@@ -12,8 +12,7 @@ from t2x.plan.hardware import (
 )
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
-from t2x.train.flops import CONVENTION
-from t2x.train.logs.speed import step_tokens
+from t2x.train.logs.flops import CONVENTION, step_tokens
 from t2x.train.logs.summary import attention_kernels
 
 __all__ = ['report']

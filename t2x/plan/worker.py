@@ -10,23 +10,23 @@ from typing import Any
 
 from t2x.api import read_experiment
 from t2x.base.errors import UserError
+from t2x.plan import hlo
 from t2x.plan.collectives import collectives
 from t2x.plan.compiled import Compiled
-from t2x.plan.hlo import Program
 from t2x.plan.saved import saved_bytes
-from t2x.train import TrainProgram
+from t2x.train import Program
 
 
 def measure(files: Sequence[str], overrides: Sequence[str]) -> Compiled:
   """Compiles the train step of a config for the devices of this process and reads the program."""
-  program = TrainProgram(read_experiment(files, overrides))
+  program = Program(read_experiment(files, overrides))
   start = time.monotonic()
   lowered: Any = program.lower_step()
   traced = time.monotonic()
   # Machine code is not optimised: it is not executed, and does not change memory and collectives.
   compiled = lowered.compile({'xla_backend_optimization_level': 0})
   end = time.monotonic()
-  memory, read = compiled.memory_analysis(), Program(compiled.as_text() or '')
+  memory, read = compiled.memory_analysis(), hlo.Program(compiled.as_text() or '')
   return Compiled(
     arguments=memory.argument_size_in_bytes,
     temporaries=memory.temp_size_in_bytes,

@@ -291,7 +291,7 @@ def _compare(
   Raises:
     UserError: the smaller model differs from the model in which the removed heads are masked.
   """
-  from t2x.train.inference import Inference
+  from t2x.train.evaluation import Inference
 
   blueprint = loaded.inference.program.blueprint
   params = loaded.params

@@ -6,7 +6,7 @@ import functools
 from flax import nnx
 
 from t2x.train import Experiment
-from t2x.train.flops import Flops, flops_per_token, row_lengths
+from t2x.train.logs.flops import Flops, flops_per_token, row_lengths
 from t2x.train.params import Blueprint
 
 

@@ -14,7 +14,7 @@ from t2x.base.text_table import text_table
 from t2x.sweeps.choices import Tuning
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct, groups_of
-from t2x.train.flops import CONVENTION
+from t2x.train.logs.flops import CONVENTION
 
 # Assumed speed of training relative to a matrix product, before any trial has finished.
 _FRACTION_OF_MATMUL = 0.3

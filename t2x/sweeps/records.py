@@ -42,7 +42,7 @@ class Trial:
     unused: targets of bindings of the base that have no effect, because their part was replaced.
     parameters: number of scalars.
     flops_per_token: FLOPs of training, forward and backward; attention counts the pairs that its pattern shows
-      (see t2x.train.flops).
+      (see t2x.train.logs.flops).
     full_flops_per_token: FLOPs with full attention. None in files of older versions, in which
       `flops_per_token` counts full attention.
     tokens_per_step: tokens (images: patches) per batch, padding included.

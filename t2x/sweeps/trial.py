@@ -18,7 +18,7 @@ from t2x.sweeps.plan import seed_of
 from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
-from t2x.train import Diverged, TrainProgram, train
+from t2x.train import Diverged, Program, train
 
 log = logging.getLogger('t2x')
 
@@ -37,14 +37,14 @@ class Programs:
   def __init__(self):
     self._name, self._program = '', None
 
-  def of(self, trial: Trial, config: config_lib.Config) -> TrainProgram:
+  def of(self, trial: Trial, config: config_lib.Config) -> Program:
     """Returns the program of a trial, building it if it differs from the last one."""
     if self._program is None or trial.program != self._name:
       self._program = None  # Frees the memory of the last program.
       experiment = config.build(trial.numbers)
       # Trials of a program fit the same tokenizer, and save it in their run folders.
       tokenizer = experiment.task.fit_tokenizer()
-      self._program = TrainProgram(experiment.bound(tokenizer), trial.numbers)
+      self._program = Program(experiment.bound(tokenizer), trial.numbers)
       self._name = trial.program
     return self._program.at(trial.numbers)
 
@@ -103,7 +103,7 @@ def outcome_before(run: Path, lease: Lease) -> Outcome | None:
 def train_trial(
   trial: Trial,
   run: Path,
-  program_of: Callable[[config_lib.Config], TrainProgram],
+  program_of: Callable[[config_lib.Config], Program],
   reraise: tuple[type[Exception], ...] = (),
   together: int = 1,
 ) -> Outcome:

@@ -31,7 +31,7 @@ from t2x.sweeps.trial import (
   output_to,
   train_trial,
 )
-from t2x.train import TrainProgram
+from t2x.train import Program
 from t2x.train.program import memory_of
 from t2x.train.step import TrainState
 
@@ -152,7 +152,7 @@ class VmappedStepper:
     values: hyperparameters of each trial.
   """
 
-  def __init__(self, program: TrainProgram, values: Sequence[Mapping[str, float]]):
+  def __init__(self, program: Program, values: Sequence[Mapping[str, float]]):
     if program.mesh.size > 1:
       raise UserError(
         'trials can only be trained together on one device: use --together 1 on a larger mesh'
@@ -228,7 +228,7 @@ class VmappedStepper:
   def memory_bytes(self) -> int | None:
     """Returns the device memory of the vmapped step; None before the first step."""
     with self._turn:
-      return None if self._shapes is None else memory_of(self._jitted, *self._shapes)
+      return None if self._shapes is None else memory_of(self._jitted.lower(*self._shapes))
 
   def _step_if_all_arrived(self) -> None:
     if self._error or not self._active or self._arrived < self._active:
@@ -275,7 +275,7 @@ def _vmapped(function: Callable) -> Callable:
   return jax.jit(step, donate_argnums=0)
 
 
-class _MemberProgram(TrainProgram):
+class _MemberProgram(Program):
   """Program of one trial, whose steps are computed by the vmapped step of all trials."""
 
   stepper: VmappedStepper
@@ -283,7 +283,7 @@ class _MemberProgram(TrainProgram):
 
   @classmethod
   def of(
-    cls, program: TrainProgram, stepper: VmappedStepper, index: int, values: Mapping[str, float]
+    cls, program: Program, stepper: VmappedStepper, index: int, values: Mapping[str, float]
   ) -> '_MemberProgram':
     """Returns a copy of `program` that shares its compiled functions."""
     member = cls.__new__(cls)

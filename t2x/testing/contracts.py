@@ -18,9 +18,10 @@ from flax import nnx
 from jaxtyping import Array
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import Call, Causal, RoPE, Slots, Source, Tokens
 from t2x.layers.attention.cache import SharedSlots
-from t2x.layers.constraints import constrain, use_layout
+from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
 from t2x.testing.subject import (
   BATCH,
@@ -276,7 +277,7 @@ def _on_mesh(settings: Mesh, part: Any, x: Array, call: Call) -> tuple[Array, An
   x = jax.device_put(x, batch_sharding(mesh))
 
   def split(part, x, call, layout=Activations.of(mesh, settings)):
-    with use_layout(layout):
+    with in_step(layout=layout):
       return value_and_gradients(part, constrain(x, 'batch', 'length', 'embed'), call)
 
   return jax.jit(split)(part, x, call)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -27,11 +28,12 @@ from t2x.models import Model
 from t2x.parallel import Mesh
 from t2x.tasks import Evaluator, Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
+from t2x.train.groups import Group
 from t2x.train.init_from import InitFrom
 from t2x.train.logs.writers import MetricWriter
-from t2x.train.mup import MuP, Scaled, Scaling
+from t2x.train.mup import MuP, Scaled, Scaling, check_same
 from t2x.train.optimizers import AdamW, Optimizer
-from t2x.train.params import Group
+from t2x.train.params import TEACHER, Params
 from t2x.train.schedules import Cosine, Schedule
 
 __all__ = ['Experiment', 'Teacher', 'Trainer']
@@ -143,6 +145,34 @@ class Teacher:
 
   model: Callable[..., Model]
   init_from: InitFrom
+
+  def plan(
+    self, frozen: Mapping[str, Any], tokenizer: Tokenizer | None = None
+  ) -> tuple[Callable[[], Params], str]:
+    """Plans the loading of the teacher's parameters, which are among the frozen ones as `teacher.NAME`.
+
+    Args:
+      frozen: shapes and shardings of the frozen parameters.
+      tokenizer: tokenizer of the run; None if it has none or it is not fitted yet.
+
+    Returns:
+      A function that reads the parameters, by `teacher.NAME`, and a line that describes their source.
+
+    Raises:
+      UserError: the teacher's run has another tokenizer, or lacks a parameter.
+    """
+    own = {n.removeprefix(TEACHER): leaf for n, leaf in frozen.items() if n.startswith(TEACHER)}
+    try:
+      check_same(Path(self.init_from.run), None)
+      load, table = self.init_from.plan(own, complete=True)
+      if self.init_from.other_tokenizer(tokenizer):
+        raise UserError(
+          f'the tokenizer of {self.init_from.run} differs from that of this run, so its logits are of other '
+          'tokens: use the same tokenizer for both'
+        )
+    except UserError as error:
+      raise UserError(f'Experiment.teacher: {error}', error.exit_code) from error
+    return lambda: {TEACHER + name: array for name, array in load().items()}, table.splitlines()[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

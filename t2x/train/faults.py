@@ -1,4 +1,4 @@
-"""Handles non-finite losses and gradients, loss spikes, and interrupted evaluations.
+"""Handles non-finite losses and gradients, and loss spikes.
 
 Rolling back to a checkpoint before a loss spike and skipping the batches of the spike follows PaLM
 (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5.1).
@@ -6,9 +6,7 @@ Rolling back to a checkpoint before a loss spike and skipping the batches of the
 
 import abc
 import collections
-import contextlib
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -19,15 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.files import write_atomically
 from t2x.base.ranges import Count, Positive
-from t2x.data import Batches, Skipping
 from t2x.models.losses import Sums
 
 if TYPE_CHECKING:
-  from t2x.train.run import TrainingRun
+  pass
 
-__all__ = ['Diverged', 'Rollback', 'Skip', 'Stop']
+__all__ = ['Rollback', 'Skip', 'Stop']
 
 log = logging.getLogger('t2x')
 
@@ -217,80 +213,3 @@ class Faults:
 def _mean(pair: Any) -> float:
   total, weight = map(float, pair)
   return total / weight if weight else math.nan
-
-
-class Diverged(UserError):
-  """A run that was ended by a non-finite loss or gradient, or by too many loss spikes.
-
-  Attributes:
-    reason: short description of the cause.
-  """
-
-  def __init__(self, reason: str, advice: str):
-    super().__init__(f'{reason}; {advice}', exit_code=1)
-    self.reason = reason.partition(';')[0]
-
-
-def read_skips(run: 'TrainingRun') -> list[tuple[int, int]]:
-  """Reads (step, number of batches skipped after it) for each rollback of the run."""
-  path = run.folder / 'skips.json'
-  return [(step, count) for step, count in json.loads(path.read_text())] if path.exists() else []
-
-
-def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) -> None:
-  """Removes the checkpoints since the spike started and records its batches as skipped.
-
-  Raises:
-    Diverged: the run has no rollback left.
-  """
-  rollback = run.trainer.rollback
-  if rollback is None or len(skips) >= rollback.limit:
-    raise Diverged(f'{spike} after {len(skips)} rollbacks', 'try a lower learning rate') from spike
-  run.checkpoints.wait()  # The last checkpoint may still be being written.
-  good = max((step for step in run.checkpoints.steps() if step < spike.first), default=0)
-  run.checkpoints.remove_after(good)
-  run.processes.barrier()
-  skips = [*skips, (spike.first - 1, spike.last - spike.first + 1)]
-  if run.processes.first:
-    write_atomically(run.folder / 'skips.json', json.dumps(skips).encode())
-  run.processes.barrier()
-  log.warning('%s: rolling back to step %d and skipping the batches of the spike', spike, good)
-
-
-def record_fault(
-  run: 'TrainingRun', batches: Batches, fault: Fault, skips: list[tuple[int, int]]
-) -> Diverged:
-  """Writes the rows of the faulty step to fault-STEP.json. Returns the error to raise."""
-  source_step = Skipping(batches, skips).source_step(fault.step - 1)
-  epochs, rows = batches.indices(source_step)
-  path = run.folder / f'fault-{fault.step}.json'
-  if run.processes.first:
-    source = {'source_step': source_step, 'epochs': epochs.tolist(), 'rows': rows.tolist()}
-    path.write_text(json.dumps(fault.details | source, indent=2) + '\n')
-  with contextlib.suppress(UserError):
-    run.checkpoints.wait()
-  last = run.checkpoints.latest_step()
-  good = 'no checkpoint yet' if last is None else f'the last checkpoint is of step {last}'
-  return Diverged(
-    str(fault),
-    f'{good}; the rows of the batch are listed in {path}. Try a lower learning rate, a longer warm-up, '
-    'or Trainer.nonfinite = @Skip()',
-  )
-
-
-def remove_evaluation_lines(run: 'TrainingRun', step: int) -> None:
-  """Removes an evaluation, which will be repeated, from metrics.jsonl, samples.jsonl and timing.jsonl."""
-  for name in ('metrics', 'samples', 'timing') if run.processes.first else ():
-    path = run.folder / f'{name}.jsonl'
-    if path.exists():
-      with path.open('rb') as file:
-        lines = list(file)
-      write_atomically(path, b''.join(line for line in lines if not _is_evaluation(line, step)))
-
-
-def _is_evaluation(line: bytes, step: int) -> bool:
-  try:
-    fields = json.loads(line)
-    return (fields['step'], fields['split']) == (step, 'eval')
-  except (ValueError, KeyError, TypeError):
-    return False

@@ -7,7 +7,7 @@ excludes or resizes them.
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,13 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Text
-from t2x.data import load_tokenizer
+from t2x.base.text_table import text_table
+from t2x.data import Tokenizer, load_tokenizer
+from t2x.train.checkpoints.resize import Resize
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.params import ParamInfo, Params, no_match_error
-from t2x.train.resize import Resize
+from t2x.train.groups import no_match_error
+from t2x.train.params import ParamInfo, Params
 
 __all__ = ['InitFrom']
 
@@ -136,14 +138,12 @@ class InitFrom:
 
     return load, _table(where, rows)
 
-  def tokenizer_warning(self, tokenizer: Any) -> str:
-    """Returns a warning if the other run has a different tokenizer; else ''."""
+  def other_tokenizer(self, tokenizer: Tokenizer | None) -> bool:
+    """Returns whether the other run has a tokenizer that differs from this one."""
     folder = Path(self.run) / 'tokenizer'
     if tokenizer is None or not folder.exists():
-      return ''
-    if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
-      return ''
-    return f'warning: the tokenizer of {self.run} is different; @RunTokenizer() uses that of a run'
+      return False
+    return load_tokenizer(folder).fingerprint != tokenizer.fingerprint
 
   def _checkpoints(self) -> Checkpoints:
     """Returns the checkpoints of the other run, ranked by the metric of that run."""
@@ -311,18 +311,11 @@ def _table(where: str, rows: Sequence[Row]) -> str:
   kinds = ('loaded', 'resized', 'new', 'mismatched', 'unused')
   counts = {kind: sum(row.kind == kind for row in rows) for kind in kinds}
   summary = ', '.join(f'{count} {kind}' for kind, count in counts.items())
-  cells = [('parameter', 'shape', 'from', ''), *_cells(rows)]
-  widths = [max(len(row[column]) for row in cells) for column in range(3)]
-  lines = [
-    f'{name:{widths[0]}}  {shape:{widths[1]}}  {source:{widths[2]}}  {outcome}'.rstrip()
-    for name, shape, source, outcome in cells
-  ]
-  return '\n'.join([f'initialised from {where}: {summary}', *lines])
-
-
-def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
+  cells = [('parameter', 'shape', 'from', '')]
   for row in rows:
-    yield row.name or '-', ' x '.join(map(str, row.shape)), row.source or '-', row.outcome
+    shape = ' x '.join(map(str, row.shape))
+    cells.append((row.name or '-', shape, row.source or '-', row.outcome))
+  return f'initialised from {where}: {summary}\n{text_table(cells, "<<<<")}'
 
 
 def _first_names(names: Any) -> str:

@@ -1,6 +1,7 @@
 """The training loop of every task: train, log, checkpoint, evaluate."""
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -9,30 +10,26 @@ from typing import Any
 
 import jax
 
-from t2x.base.errors import Interrupted, UserError
+from t2x.base.errors import Interrupted
 from t2x.base.files import write_atomically
 from t2x.data import Batches, Skipping
 from t2x.parallel import Processes, check_shardings
 from t2x.run_folder.status import recorded
-from t2x.train.check import check_data, check_splits
+from t2x.train.checks import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
-from t2x.train.faults import (
-  Fault,
-  Spike,
-  read_skips,
-  record_fault,
-  remove_evaluation_lines,
-  roll_back,
-)
+from t2x.train.faults import Fault, Spike
 from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.logs.profiler import Profiler
 from t2x.train.logs.run_logger import RunLogger
 from t2x.train.params import Params
-from t2x.train.program import TrainProgram
+from t2x.train.program import Program
+from t2x.train.recovery import read_skips, record_fault, roll_back
 from t2x.train.run import TrainingRun
-from t2x.train.step import TrainState
 
 __all__ = ['train']
+
+# Only `jax.device_get` may copy an array to the host.
+_no_copies = functools.partial(jax.transfer_guard_device_to_host, 'disallow')
 
 
 def train(
@@ -41,7 +38,7 @@ def train(
   config_text: str,
   verbose: bool = False,
   processes: Processes | None = None,
-  program: TrainProgram | None = None,
+  program: Program | None = None,
 ) -> dict[str, Any]:
   """Trains a model; resumes from the last checkpoint if the run folder has one.
 
@@ -74,13 +71,16 @@ def train(
 
 def _run(run: TrainingRun, config_text: str, verbose: bool, start_time: float) -> dict[str, Any]:
   """Trains from the last checkpoint; repeats steps after a loss spike."""
-  _write_config(run, config_text)
+  if run.processes.first:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    # Atomic: a resumed run would reject a truncated config as that of another run.
+    write_atomically(run.folder / 'config.gin', config_text.encode())
   check_splits(run)
   rows = run.rows(run.task.train_split)
   batches = run.batches(rows)
   check_data(run, rows, batches)
   with (
-    _checkpoints_closed(run),
+    run.checkpoints_closed(),
     interruptible(run.processes, run.trainer.max_minutes, start_time) as stop_requested,
   ):
     while True:
@@ -103,15 +103,13 @@ def _train(
 ) -> dict[str, Any]:
   """Trains from the last checkpoint to the last step, or until `stop_requested(step)`."""
   trainer = run.trainer
-  handle, frozen, saved = _init_or_restore(run, batches)
+  handle, frozen, saved = run.init_or_restore(batches)
   start, state = int(handle.step), handle
-  train_step, metrics = run.train_step, dict(saved.get('metrics', {}))
+  train_step, metrics = run.program.train_step(), dict(saved.get('metrics', {}))
   # The process may have ended between the checkpoint of a step and its evaluation.
   eval_pending = _is_eval_step(trainer, start) and run.checkpoints.metrics(start) is None
-  if eval_pending:
-    remove_evaluation_lines(run, start)
   with (
-    RunLogger(run, start, saved) as logger,
+    RunLogger(run, start, saved, eval_pending) as logger,
     Profiler(run, start, logger) as profiler,
     Watchdog(60 * trainer.stall_minutes, warn=logger.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
@@ -126,7 +124,8 @@ def _train(
         num_units, batch = next(device_batches)
       last = step == trainer.num_steps
       should_log = last or step % trainer.log_every == 0
-      with watchdog.waiting(_activity(step, start)), profiler.step(step), _no_implicit_copies():
+      activity = f'compiling step {step}' if step == start + 1 else f'step {step}'
+      with watchdog.waiting(activity), profiler.step(step), _no_copies():
         handle, sums = train_step(handle, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(handle))
@@ -155,15 +154,6 @@ def _train(
   return metrics
 
 
-def _activity(step: int, start: int) -> str:
-  return f'compiling step {step}' if step == start + 1 else f'step {step}'
-
-
-def _no_implicit_copies() -> contextlib.AbstractContextManager[None]:
-  """Context that raises an error if an array is copied to the host without `jax.device_get`."""
-  return jax.transfer_guard_device_to_host('disallow')
-
-
 def _is_eval_step(trainer: Trainer, step: int) -> bool:
   return step > 0 and (step == trainer.num_steps or _is_due(trainer.eval_every, step))
 
@@ -190,43 +180,6 @@ def _evaluate(
     metrics = {name: value for name, value in result.metrics.items() if not isinstance(value, str)}
     run.attach(step, metrics)
   return metrics
-
-
-@contextlib.contextmanager
-def _checkpoints_closed(run: TrainingRun) -> Iterator[None]:
-  """Waits for the pending checkpoint on every exit.
-
-  A run of several processes does not wait: one of them may be lost, and saving needs all of them.
-  """
-  try:
-    yield
-  finally:
-    if run.processes.count == 1:
-      with contextlib.suppress(UserError):
-        run.checkpoints.close()
-
-
-def _write_config(run: TrainingRun, text: str) -> None:
-  if run.processes.first:
-    run.folder.mkdir(parents=True, exist_ok=True)
-    # Atomic: a resumed run would reject a truncated config as that of another run.
-    write_atomically(run.folder / 'config.gin', text.encode())
-
-
-def _init_or_restore(
-  run: TrainingRun, batches: Batches
-) -> tuple[TrainState, Params, dict[str, Any]]:
-  """Returns the state and frozen parameters, new or from the last checkpoint, and the saved metadata."""
-  if run.checkpoints.latest_step() is None:
-    return *run.init(), {}
-  state, frozen, saved = run.restore('last')
-  if saved['data'] != batches.fingerprint:
-    raise UserError(
-      f'the data of {run.folder} changed since its checkpoint was saved: '
-      'restore the data, start a new run there with --fresh, or choose another --out'
-    )
-  metrics = run.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
-  return state, frozen, saved | {'metrics': metrics}
 
 
 def _is_due(interval: int, step: int) -> bool:

@@ -1,29 +1,34 @@
 """Optimizers, based on optax.
 
-Each optimizer defines a direction. `Optimizer.build` adds decoupled weight decay
+Each optimizer defines a direction. `build_optimizer` adds decoupled weight decay
 (https://arxiv.org/abs/1711.05101) of matrices, tables and filters, then the learning rate.
 """
 
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jaxtyping import Array
 from optax import contrib
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
-from t2x.train.factored import clip_rms, scale_by_factored_rms, scale_by_param_rms
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
 __all__ = ['SGD', 'Adafactor', 'AdamW', 'Lion', 'Muon', 'Optimizer', 'build_optimizer']
 
 Infos = Mapping[str, ParamInfo]
+Axes = tuple[int, ...]
+
+# Smallest root mean square that scales an update, so that parameters that are 0 are trained.
+MIN_SCALE = 1e-3
 
 
 def decay_mask(infos: Infos) -> dict[str, bool]:
@@ -54,42 +59,6 @@ class Optimizer(abc.ABC):
     Args:
       infos: metadata of the trained parameters.
     """
-
-  def build(
-    self,
-    schedule: ScheduleFn,
-    infos: Infos,
-    rates: Mapping[str, Any] | None = None,
-    scales: Mapping[str, float] | None = None,
-  ) -> optax.GradientTransformation:
-    """Builds the update rule: direction, weight decay, learning rate.
-
-    Args:
-      schedule: step -> learning rate.
-      infos: metadata of the trained parameters; their kind decides which ones have weight decay.
-      rates: factor of the learning rate by name, or a function that replaces `schedule`.
-      scales: factor of the direction by name, without weight decay (`MuP`).
-
-    Raises:
-      UserError: there are `scales`, and the rule is not elementwise.
-    """
-    steps = [self.direction(infos)]
-    if scales is not None:
-      if not self.elementwise:
-        raise UserError(
-          f'Experiment.mup has no rule for the steps of {type(self).__name__}: use AdamW or Lion'
-        )
-      steps.append(
-        optax.stateless(lambda updates, _: {name: u * scales[name] for name, u in updates.items()})
-      )
-    if self.weight_decay != 0.0:
-
-      def decayed(updates, params):
-        decay = scalar(self.weight_decay)
-        return jax.tree.map(lambda u, p: u + decay * p, updates, params)
-
-      steps.append(optax.masked(optax.stateless(decayed), decay_mask(infos)))
-    return optax.chain(*steps, _scale_by_rates(schedule, rates or {}))
 
 
 def _scale_by_rates(schedule: ScheduleFn, rates: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -271,20 +240,148 @@ def build_optimizer(
   rates: Mapping[str, Any] | None = None,
   scales: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformation:
-  """Builds the optimizer of a run: clips the global norm of the gradient, then applies the update rule.
+  """Builds the update rule of a run: clipping, direction, weight decay, learning rate.
 
   Args:
-    optimizer: update rule.
+    optimizer: defines the direction.
     schedule: learning rate by step.
-    clip_norm: maximum global norm; None disables clipping.
+    clip_norm: maximum global norm of the gradient; None disables clipping.
     num_steps: number of steps of the run.
-    infos: metadata of the trained parameters.
-    rates: as `Groups.rates`.
-    scales: as in `Optimizer.build`.
+    infos: metadata of the trained parameters; their kind decides which ones have weight decay.
+    rates: factor of the learning rate by name, or a schedule that replaces it (`Groups.rates`).
+    scales: factor of the direction by name, without weight decay (`MuP`).
+
+  Raises:
+    UserError: there are `scales`, and the rule is not elementwise.
   """
+  steps = [optimizer.direction(infos)]
+  if scales is not None:
+    if not optimizer.elementwise:
+      raise UserError(
+        f'Experiment.mup has no rule for the steps of {type(optimizer).__name__}: use AdamW or Lion'
+      )
+    steps.append(
+      optax.stateless(lambda updates, _: {name: u * scales[name] for name, u in updates.items()})
+    )
+  if optimizer.weight_decay != 0.0:
+
+    def decayed(updates, params):
+      decay = scalar(optimizer.weight_decay)
+      return jax.tree.map(lambda u, p: u + decay * p, updates, params)
+
+    steps.append(optax.masked(optax.stateless(decayed), decay_mask(infos)))
   built = {
     name: rate.build(num_steps) if isinstance(rate, Schedule) else rate
     for name, rate in (rates or {}).items()
   }
-  rule = optimizer.build(schedule.build(num_steps), infos, built, scales)
+  rule = optax.chain(*steps, _scale_by_rates(schedule.build(num_steps), built))
   return rule if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), rule)
+
+
+def factored_axes(info: ParamInfo, min_dim_size: int) -> tuple[Axes, Axes] | None:
+  """Returns the axes of the smaller and of the larger side of each matrix.
+
+  A parameter that is no matrix has its two largest dimensions as sides. None if the smaller side is below
+  `min_dim_size`.
+  """
+  if info.matrix is not None:
+    inputs, outputs = info.matrix_axes
+    sides = sorted(zip(info.matrix, (inputs, outputs), strict=True), key=lambda side: side[0])
+  else:
+    first = len(info.stacked)
+    order = first + np.argsort(info.shape[first:])[-2:]
+    sides = [(info.shape[axis], (int(axis),)) for axis in order]
+  if len(sides) < 2 or sides[0][0] < min_dim_size:
+    return None
+  return sides[0][1], sides[1][1]
+
+
+class FactoredState(NamedTuple):
+  """Moving averages of squared gradients by parameter name.
+
+  Attributes:
+    step: number of updates.
+    rows: means over the larger side of each matrix, of factored parameters.
+    columns: means over the smaller side.
+    moments: of the other parameters.
+  """
+
+  step: Array
+  rows: dict[str, Array]
+  columns: dict[str, Array]
+  moments: dict[str, Array]
+
+
+def scale_by_factored_rms(
+  infos: Infos, *, min_dim_size: int, decay_rate: float, eps: float
+) -> optax.GradientTransformation:
+  """Divides gradients by the root of a factored estimate of their second moments.
+
+  Args:
+    infos: metadata of the trained parameters.
+    min_dim_size: matrices with a smaller side are not factored.
+    decay_rate: the decay rate of the second moment at step t is 1 - t^-decay_rate.
+    eps: added to squared gradients.
+  """
+  sides = {name: factored_axes(info, min_dim_size) for name, info in infos.items()}
+
+  def init(params):
+    def zeros(side: int) -> dict[str, Array]:
+      """Returns zeros for the means over a side."""
+      return {
+        name: jnp.zeros(np.delete(infos[name].shape, axes[side]).tolist(), params[name].dtype)
+        for name, axes in sides.items()
+        if axes is not None
+      }
+
+    moments = {name: jnp.zeros_like(params[name]) for name, axes in sides.items() if axes is None}
+    return FactoredState(jnp.zeros([], jnp.int32), zeros(1), zeros(0), moments)
+
+  def update(grads, state, params=None):
+    decay = 1.0 - jnp.array(state.step + 1, jnp.float32) ** -decay_rate
+
+    def average(old: Array, new: Array) -> Array:
+      return (decay * old + (1.0 - decay) * new).astype(old.dtype)
+
+    updates, rows, columns, moments = {}, {}, {}, {}
+    for name, grad in grads.items():
+      axes, square = sides[name], jnp.square(grad) + eps
+      if axes is None:
+        moments[name] = average(state.moments[name], square)
+        updates[name] = grad * moments[name] ** -0.5
+        continue
+      smaller, larger = axes
+      rows[name] = average(state.rows[name], square.mean(axis=larger))
+      columns[name] = average(state.columns[name], square.mean(axis=smaller))
+      row = jnp.expand_dims(rows[name], larger)
+      by_row = (row / row.mean(axis=smaller, keepdims=True)) ** -0.5
+      updates[name] = grad * by_row * jnp.expand_dims(columns[name] ** -0.5, smaller)
+    return updates, FactoredState(optax.safe_increment(state.step), rows, columns, moments)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _rms(x: Array, info: ParamInfo) -> Array:
+  """Returns the root mean square of each matrix, or of each stacked copy of another parameter."""
+  copies = len(info.stacked) if info.matrix is None else info.matrix_axes[0][0]
+  return jnp.sqrt(jnp.square(x).mean(axis=tuple(range(copies, x.ndim)), keepdims=True))
+
+
+def clip_rms(infos: Infos, threshold: float) -> optax.GradientTransformation:
+  """Scales updates so that the root mean square of each matrix is at most `threshold`."""
+  return optax.stateless(
+    lambda updates, _: {
+      name: update / jnp.maximum(1.0, _rms(update, infos[name]) / threshold)
+      for name, update in updates.items()
+    }
+  )
+
+
+def scale_by_param_rms(infos: Infos) -> optax.GradientTransformation:
+  """Multiplies the update of each matrix by the root mean square of its values, at least `MIN_SCALE`."""
+  return optax.stateless(
+    lambda updates, params: {
+      name: update * jnp.maximum(_rms(params[name], infos[name]), MIN_SCALE)
+      for name, update in updates.items()
+    }
+  )

@@ -3,16 +3,18 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+import optax
+from flax import nnx
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import bind_scalars
+from t2x.base.hyperparameters import in_step
 from t2x.layers import initialized, named_key
 from t2x.parallel import (
   Activations,
@@ -22,27 +24,25 @@ from t2x.parallel import (
   state_shardings,
 )
 from t2x.tasks import Task
-from t2x.train.flops import Flops, flops_per_token, row_lengths
-from t2x.train.layer_norms import LayerNorms
+from t2x.train.groups import Groups
+from t2x.train.logs.flops import Flops, flops_per_token, row_lengths
+from t2x.train.logs.step_sums import LayerNorms, StepSums
 from t2x.train.optimizers import build_optimizer
-from t2x.train.params import Blueprint, Groups, ParamInfo, Params
+from t2x.train.params import TEACHER, Blueprint, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
   EvalSums,
   Scalars,
-  StepSums,
   TrainState,
   init_state,
   make_eval_step,
   make_train_step,
-  scalar_shapes,
 )
-from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Trainer
 
-__all__ = ['TrainProgram']
+__all__ = ['Program']
 
 # Rows in an evaluation batch of an experiment without a trainer.
 DEFAULT_BATCH_SIZE = 32
@@ -54,11 +54,14 @@ TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
 EvalStep = Callable[[Params, Batch], EvalSums]
 
 
-class EvalProgram:
-  """Shapes of a model on a mesh, and its jitted evaluation steps.
+class Program:
+  """Shapes, shardings and jitted functions of an experiment on a mesh.
+
+  Runs that differ only in the seed and in input hyperparameters share a program.
 
   Args:
-    experiment: needs a model; bound to the run's tokenizer if anything but shapes is computed.
+    experiment: needs a model; a trainer for the train state, and a task for the steps. Bound to the run's
+      tokenizer if anything but shapes is computed.
     values: values by name of the hyperparameters that are inputs of a step; see `at`.
     mesh: the devices; None builds `experiment.mesh`. Nothing can be run on an abstract mesh.
     batch_size: rows in an evaluation batch; None for `Trainer.batch_size`, or 32 without a trainer.
@@ -72,7 +75,8 @@ class EvalProgram:
       trainer.
 
   Raises:
-    UserError: parts of the experiment do not fit each other or the mesh.
+    UserError: parts of the experiment do not fit each other or the mesh. What only training needs is checked when
+      `abstract` is first read.
   """
 
   def __init__(
@@ -83,15 +87,13 @@ class EvalProgram:
     batch_size: int | None = None,
   ):
     self.experiment = experiment = experiment.bound()
-    if experiment.model is None:
-      raise UserError('Experiment.model is not set: this command needs a model')
+    build = experiment.complete_model()
     self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
     trainer = experiment.trainer
     default = DEFAULT_BATCH_SIZE if trainer is None else trainer.batch_size
     self.batch_size = default if batch_size is None else batch_size
     self.compute_dtype = 'float32' if trainer is None else trainer.compute_dtype
     self._key = jax.eval_shape(lambda: jax.random.key(0))
-    build = experiment.model
     # The constructors run once, to be traced; this program initialises the parameters.
     jaxpr, shapes = jax.make_jaxpr(lambda key: initialized(build, key), return_shape=True)(
       self._key
@@ -103,9 +105,9 @@ class EvalProgram:
     self._values = values
     check_batch(self.mesh, self.batch_size)
     if experiment.task is not None:
-      self._check_fit(experiment.task)
+      self.check_fit(experiment.task)
 
-  def _check_fit(self, task: Task) -> None:
+  def check_fit(self, task: Task) -> None:
     """Raises UserError if the model does not support the task, or the mesh does not divide its row length."""
     shapes: Any = self.blueprint.shapes
     task.check_model(shapes)
@@ -161,84 +163,67 @@ class EvalProgram:
     step, scalars = self._compiled[key], self.scalars
     return lambda params, batch: step(params, batch, scalars)
 
-  def check_evaluations(self) -> None:
-    """Traces the evaluation step of the task and of each of `Experiment.evaluations`, without running it.
-
-    Raises:
-      UserError: the model does not support an evaluation, for example because its rows are too long.
-    """
-    params = self.params_abstract()
-    for name in (None, *self.experiment.evaluations):
-      task = self.experiment.evaluated_task(name)
-      with evaluation_in_errors(name):
-        self._check_fit(task)
-        (part, *_) = task.parts.values()
-        jax.eval_shape(self.eval_step(name), params, self.batch(part))
-
-
-@contextlib.contextmanager
-def evaluation_in_errors(name: str | None) -> Iterator[None]:
-  """Prefixes errors in the context with the name in `Experiment.evaluations`; None adds no prefix."""
-  try:
-    yield
-  except UserError as error:
-    if name is None:
-      raise
-    message = f"Experiment.evaluations['{name}']: {error}"
-    raise UserError(message, error.exit_code) from error
-
-
-class TrainProgram(EvalProgram):
-  """Jitted functions of training, shared by runs that differ only in the seed and in input hyperparameters.
-
-  Args:
-    experiment: needs a model and a trainer; without a task, only the shapes of the state are computed.
-    values: as in `EvalProgram`.
-    mesh: as in `EvalProgram`.
-
-  Attributes:
-    groups: trained and frozen parameters, and their learning rate factors.
-    scaling: factors of `Experiment.mup`; None without it.
-    optimizer: update rule with its learning rate.
-    abstract: shapes and shardings of the train state.
-    teacher: the model to distil from; None without distillation.
-    frozen: shapes and shardings of the frozen parameters, including those of the teacher.
-  """
-
-  def __init__(
-    self,
-    experiment: 'Experiment',
-    values: Mapping[str, float] = NO_SCALARS,
-    mesh: jax.sharding.Mesh | AbstractMesh | None = None,
-  ):
-    if experiment.trainer is None:
+  @property
+  def trainer(self) -> 'Trainer':
+    """The trainer of the experiment; raises UserError without one."""
+    if self.experiment.trainer is None:
       raise UserError('Experiment.trainer is not set: the train state depends on it')
-    self.trainer: Trainer = experiment.trainer
-    super().__init__(experiment, values, mesh)
-    self.groups = Groups(self.trainer.groups, self.blueprint.infos)
-    self.scaling = experiment.scaling()
-    self.optimizer = build_optimizer(
-      self.trainer.optimizer,
-      self.trainer.schedule,
-      clip_norm=self.trainer.clip_norm,
-      num_steps=self.trainer.num_steps,
+    return self.experiment.trainer
+
+  @functools.cached_property
+  def groups(self) -> Groups:
+    """Trained and frozen parameters, and their learning rate factors."""
+    return Groups(self.trainer.groups, self.blueprint.infos)
+
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformation:
+    """The update rule with its learning rate."""
+    trainer, scaling = self.trainer, self.experiment.scaling()
+    return build_optimizer(
+      trainer.optimizer,
+      trainer.schedule,
+      clip_norm=trainer.clip_norm,
+      num_steps=trainer.num_steps,
       infos=self.groups.trained,
       rates=self.groups.rates,
-      scales=None if self.scaling is None else self.scaling.steps,
+      scales=None if scaling is None else scaling.steps,
     )
-    size, count = self.trainer.batch_size, self.trainer.accumulate
-    if count > 1:
+
+  @functools.cached_property
+  def teacher(self) -> Blueprint | None:
+    """The model to distil from, with parameter names `teacher.NAME`; None without distillation."""
+    teacher = self.experiment.teacher
+    if teacher is None:
+      return None
+    return Blueprint(jax.eval_shape(lambda: teacher.model(rngs=nnx.Rngs(0))), TEACHER)
+
+  @property
+  def abstract(self) -> TrainState:
+    """Shapes and shardings of the train state."""
+    return self._state_shapes[0]
+
+  @property
+  def frozen(self) -> Params:
+    """Shapes and shardings of the frozen parameters, including those of the teacher."""
+    return self._state_shapes[1]
+
+  @functools.cached_property
+  def _state_shapes(self) -> tuple[TrainState, Params]:
+    trainer, groups, teacher = self.trainer, self.groups, self.teacher
+    if trainer.accumulate > 1:
+      size, count = trainer.batch_size, trainer.accumulate
       name = f'Trainer.batch_size / Trainer.accumulate = {size} / {count}'
       check_batch(self.mesh, size // count, name)
-    teacher = self.experiment.teacher
-    self.teacher = None if teacher is None else FrozenTeacher(teacher)
     if self.experiment.task is not None:
-      self._check_teacher(self.experiment.task)
-    state, frozen = jax.eval_shape(self.initial, self._key)
-    self.abstract = self._with_shardings(self.groups.trained, state)
-    self.frozen = self._with_shardings(self.groups.frozen, frozen)
-    if self.teacher is not None:
-      self.frozen |= self._with_shardings(self.teacher.infos, self.teacher.abstract())
+      with in_step(scalars=dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
+        self.experiment.task.check_teacher(
+          self.blueprint.shapes, None if teacher is None else teacher.shapes
+        )
+    state, frozen = jax.eval_shape(self._initial, self._key)
+    frozen = self._with_shardings(groups.frozen, frozen)
+    if teacher is not None:
+      frozen |= self._with_shardings(teacher.infos, teacher.params(teacher.shapes))
+    return self._with_shardings(groups.trained, state), frozen
 
   @functools.cached_property
   def flops(self) -> Flops:
@@ -248,24 +233,18 @@ class TrainProgram(EvalProgram):
 
   @functools.cached_property
   def row_lengths(self) -> dict[str, int]:
-    """Tokens per row by top-level part; see `t2x.train.flops.row_lengths`."""
+    """Tokens per row by top-level part; see `t2x.train.logs.flops.row_lengths`."""
     _, task, _ = self.experiment.complete()
     return row_lengths(task, self.blueprint.shapes)
 
-  def at(self, values: Mapping[str, float]) -> 'TrainProgram':
+  def at(self, values: Mapping[str, float]) -> 'Program':
     """Returns the same program with other values of its hyperparameters; nothing is compiled again."""
+    _ = self.abstract  # Computed once for all copies.
     other = copy.copy(self)
     other._values = values
     return other
 
-  def _check_teacher(self, task: Task) -> None:
-    with bind_scalars(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
-      task.check_teacher(
-        self.blueprint.shapes, None if self.teacher is None else self.teacher.blueprint.shapes
-      )
-
-  def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
-    """Returns the state before the first step and the frozen parameters; not jitted."""
+  def _initial(self, key: jax.Array) -> tuple[TrainState, Params]:
     values = self._init_params(named_key(key, 'init'))
     trained, frozen = self.groups.split(dict(zip(self.blueprint.infos, values, strict=True)))
     return init_state(trained, self.trainer, self.optimizer, named_key(key, 'train')), frozen
@@ -278,11 +257,11 @@ class TrainProgram(EvalProgram):
       # It runs once, and LLVM would take longer to optimize than to run it.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
       self._compiled['init'] = jax.jit(
-        self.initial, out_shardings=shardings, compiler_options=options
+        self._initial, out_shardings=shardings, compiler_options=options
       )
     state, frozen = self._compiled['init'](jax.random.key(seed))
-    if self.teacher is not None:
-      load, _ = self.teacher.plan(self.frozen)
+    if self.experiment.teacher is not None:
+      load, _ = self.experiment.teacher.plan(self.frozen)
       frozen |= load()
     return state, frozen
 
@@ -333,27 +312,14 @@ class TrainProgram(EvalProgram):
       LayerNorms(self.groups.trained) if trainer.layer_norms else None,
     )
 
-  def check_step(self) -> None:
-    """Traces the train step without running it; raises UserError if parts do not fit each other."""
-    scalars = scalar_shapes(self._values)
-    jax.eval_shape(self.step(), self.abstract, self.frozen, self.batch(), scalars)
-
   def memory_bytes(self) -> int | None:
     """Returns the memory that the train step needs on each device, in bytes; None before the first step."""
-    step = self._compiled.get('train')
-    if step is None:
-      return None
-    return memory_of(step, self.abstract, self.frozen, self.batch(), self.scalars)
+    return memory_of(self.lower_step()) if 'train' in self._compiled else None
 
 
-def memory_of(step: Any, *arguments: Any) -> int:
-  """Returns the memory that a jitted function needs on each device, in bytes.
-
-  Args:
-    step: the jitted function.
-    *arguments: shapes of its arguments.
-  """
-  memory = step.lower(*arguments).compile().memory_analysis()
+def memory_of(step: jax.stages.Lowered) -> int:
+  """Returns the memory that a lowered function needs on each device, in bytes."""
+  memory: Any = step.compile().memory_analysis()
   return (
     memory.argument_size_in_bytes
     + memory.output_size_in_bytes

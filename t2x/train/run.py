@@ -1,25 +1,26 @@
 """Training run: an experiment with its run folder, devices, data and checkpoints."""
 
+import contextlib
 import dataclasses
-import functools
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from t2x.base.errors import UserError
 from t2x.data import Batches, Skipping, Tokenizer, load_tokenizer, prefetch
 from t2x.parallel import Processes
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints.saved_params import restore_frozen, save_frozen
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.inference import Inference
+from t2x.train.evaluation import Inference
 from t2x.train.mup import check_same
 from t2x.train.params import Params
-from t2x.train.program import TrainProgram, TrainStep
+from t2x.train.program import Program
 from t2x.train.step import TrainState
 
 if TYPE_CHECKING:
@@ -41,23 +42,23 @@ class TrainingRun(Inference):
 
   Attributes:
     trainer: the trainer of the experiment.
+    weights: {'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}.
     checkpoints: the saved train states of the run.
   """
-
-  program: TrainProgram
 
   def __init__(
     self,
     experiment: 'Experiment',
     folder: Path,
     processes: Processes | None = None,
-    program: TrainProgram | None = None,
+    program: Program | None = None,
   ):
     _, task, self.trainer = experiment.complete()
     processes, self.folder = processes or Processes(), folder
     super().__init__(
       experiment, _load_or_fit_tokenizer(task, folder, processes), processes, program
     )
+    self.weights = {} if self.program.abstract.ema is None else {'weights': 'ema'}
     self.checkpoints = Checkpoints(
       folder / 'checkpoints',
       keep_last=self.trainer.keep_last,
@@ -67,9 +68,6 @@ class TrainingRun(Inference):
       best_mode=task.best_mode,
       failed_saves=self.trainer.failed_saves,
     )
-
-  def _program(self, batch_size):
-    return TrainProgram(self.experiment)
 
   def batches(self, rows: Any) -> Batches:
     """Returns the train batches; `batches[step]` depends only on the seed and the step."""
@@ -102,8 +100,8 @@ class TrainingRun(Inference):
     With `Experiment.init_from`, parameters are loaded from another run. The table of loaded and new
     parameters is logged and written to init_from.txt.
     """
-    if self.program.teacher is not None:
-      _, source = self.program.teacher.plan(self.program.frozen, self.tokenizer)
+    if self.experiment.teacher is not None:
+      _, source = self.experiment.teacher.plan(self.program.frozen, self.tokenizer)
       if self.processes.first:
         log.info('teacher: %s', source)
     state, frozen = self.program.init(self.trainer.seed)
@@ -114,9 +112,13 @@ class TrainingRun(Inference):
       load, table = init_from.plan(groups.join(state.params, frozen), infos=infos)
       if self.processes.first:
         log.info(table)
-        if warning := init_from.tokenizer_warning(self.tokenizer):
-          log.warning(warning)
-        (self.folder / 'init_from.txt').write_text(f'{table}\n{warning}'.rstrip() + '\n')
+        if init_from.other_tokenizer(self.tokenizer):
+          warning = (
+            f'the tokenizer of {init_from.run} is different; @RunTokenizer() uses that of a run'
+          )
+          log.warning('warning: %s', warning)
+          table += f'\nwarning: {warning}'
+        (self.folder / 'init_from.txt').write_text(f'{table}\n')
       params, own = groups.split(load())
       frozen = frozen | own
       # A copy: two leaves of a donated state must not be one buffer.
@@ -134,6 +136,32 @@ class TrainingRun(Inference):
       state, extra = self.checkpoints.restore(self.program.abstract, which)
       return state, restore_frozen(self.checkpoints, self.program.frozen), extra
 
+  def init_or_restore(self, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
+    """Returns the state and frozen parameters, new or from the last checkpoint, and the saved metadata."""
+    if self.checkpoints.latest_step() is None:
+      return *self.init(), {}
+    state, frozen, saved = self.restore('last')
+    if saved['data'] != batches.fingerprint:
+      raise UserError(
+        f'the data of {self.folder} changed since its checkpoint was saved: '
+        'restore the data, start a new run there with --fresh, or choose another --out'
+      )
+    metrics = self.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
+    return state, frozen, saved | {'metrics': metrics}
+
+  @contextlib.contextmanager
+  def checkpoints_closed(self) -> Iterator[None]:
+    """Context that waits for the pending checkpoint on every exit.
+
+    A run of several processes does not wait: one of them may be lost, and saving needs all of them.
+    """
+    try:
+      yield
+    finally:
+      if self.processes.count == 1:
+        with contextlib.suppress(UserError):
+          self.checkpoints.close()
+
   def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
     """Saves a checkpoint; see `Checkpoints.save`."""
     with self.program.at_disk(self.checkpoints.wait):
@@ -143,16 +171,6 @@ class TrainingRun(Inference):
     """Adds the metrics of an evaluation to the checkpoint of the same step."""
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.attach(step, metrics)
-
-  @property
-  def weights(self) -> dict[str, str]:
-    """{'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}."""
-    return {} if self.program.abstract.ema is None else {'weights': 'ema'}
-
-  @functools.cached_property
-  def train_step(self) -> TrainStep:
-    """The jitted train step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated."""
-    return self.program.train_step()
 
   def evaluate(
     self, params: Params, step: int | None = None, watched: Watched = iter

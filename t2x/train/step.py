@@ -1,8 +1,8 @@
-"""Train state, train step and evaluation step: pure functions that `TrainProgram` jits."""
+"""Train state, train step and evaluation step: pure functions that `Program` jits."""
 
 import dataclasses
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -11,28 +11,22 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import bind_scalars
-from t2x.layers.constraints import Layout, constrain, use_layout
+from t2x.base.hyperparameters import in_step
+from t2x.layers.constraints import Layout, constrain
 from t2x.layers.keys import row_keys
-from t2x.layers.steps import use_step
 from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
-from t2x.train.layer_norms import LayerNorms
-from t2x.train.params import Blueprint, Groups, Params
+from t2x.train.groups import Groups
+from t2x.train.logs.step_sums import LayerNorms, StepSums
+from t2x.train.params import Blueprint, Params
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Trainer
-  from t2x.train.teacher import FrozenTeacher
 
 Batch = Mapping[str, jax.Array]
 # Values by name of the hyperparameters that are inputs of a step (see `t2x.base.hyperparameters`).
 Scalars = Mapping[str, Any]
 NO_SCALARS: Scalars = types.MappingProxyType({})
-
-
-def scalar_shapes(names: Collection[str]) -> Scalars:
-  """Returns the shape of each hyperparameter as an input of a step."""
-  return {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
 
 
 @jax.tree_util.register_dataclass
@@ -58,67 +52,6 @@ class TrainState:
   def eval_params(self) -> Any:
     """Trained parameters that evaluation uses: the moving average if there is one."""
     return self.params if self.ema is None else self.ema
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepSums:
-  """Sums and norms of a step, packed into one array that the host fetches in one transfer.
-
-  Attributes:
-    names: names of the sums, in order.
-    values: sum and weight of each name, the gradient norms, then the norms by layer; float32
-      [..., 2 * num_names + num_params + num_layer_names].
-    layer_names: names of the norms by layer; () without `Trainer.layer_norms`.
-  """
-
-  names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
-  values: Any
-  layer_names: tuple[str, ...] = dataclasses.field(default=(), metadata={'static': True})
-
-  @classmethod
-  def pack(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
-    """Packs (sum, weight) by name and the gradient norms."""
-    flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
-    return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
-
-  def with_layer_norms(
-    self, layer_norms: LayerNorms | None, gradients: Any, params: Any, updates: Any
-  ) -> 'StepSums':
-    """Returns the sums with norms by layer; without `layer_norms` unchanged."""
-    if layer_norms is None:
-      return self
-    values = jnp.concatenate([self.values, layer_norms(gradients, params, updates)])
-    return dataclasses.replace(self, values=values, layer_names=layer_norms.names)
-
-  @property
-  def sums(self) -> Sums:
-    """Pairs (sum, weight) by name."""
-    return {
-      name: (self.values[..., 2 * i], self.values[..., 2 * i + 1])
-      for i, name in enumerate(self.names)
-    }
-
-  @property
-  def norms(self) -> Any:
-    """Gradient norm of each trained parameter, in the order of their sorted names."""
-    return self.values[..., 2 * len(self.names) : self._num_values]
-
-  @property
-  def layer_norms(self) -> dict[str, Any]:
-    """Norms by layer, by name."""
-    return {name: self.values[..., self._num_values + i] for i, name in enumerate(self.layer_names)}
-
-  @property
-  def _num_values(self) -> int:
-    """Number of the values before the norms by layer."""
-    return self.values.shape[-1] - len(self.layer_names)
-
-  @property
-  def loss(self) -> float:
-    """Mean loss of the step; waits for the device."""
-    total, weight = jax.device_get(self).sums['loss']
-    return float(total / weight)
 
 
 def init_state(
@@ -198,12 +131,6 @@ def _loss_totals(
   return terms | {aux: values.astype(jnp.float32).sum() for aux, values in losses.items()}
 
 
-def _task_output(task: Task, model: Any, batch: Batch, keys: jax.Array, teacher: Any) -> TaskOutput:
-  # `check_teacher` allows a teacher only for tasks that take one.
-  sums: Any = task.sums
-  return sums(model, batch, keys) if teacher is None else sums(model, batch, keys, teacher)
-
-
 def _quoted(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
@@ -223,7 +150,7 @@ def make_train_step(
   blueprint: Blueprint,
   groups: Groups,
   layout: Layout | None = None,
-  teacher: 'FrozenTeacher | None' = None,
+  teacher: Blueprint | None = None,
   layer_norms: LayerNorms | None = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
@@ -244,13 +171,14 @@ def make_train_step(
 
   def objective(params, frozen, batch, keys, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
-    teacher_model = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
-    output = _task_output(task, model, batch, keys, teacher_model)
+    # `check_teacher` allows a teacher only for tasks that take one.
+    teachers = [teacher.model(frozen, trainer.compute_dtype)] if teacher else []
+    output = task.sums(model, batch, keys, *teachers)
     totals = _loss_totals(task, output, weights, _num_rows(batch))
     return _mean_loss(totals, weights, num_rows), (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
-    with bind_scalars(scalars):
+    with in_step(scalars=scalars, layout=layout, step=state.step):
       return update(state, frozen, batch)
 
   def update(state, frozen, batch):
@@ -259,8 +187,7 @@ def make_train_step(
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
     def gradients(params, batch, keys):
-      with use_layout(layout), use_step(state.step):
-        return jax.grad(objective, has_aux=True)(params, frozen, batch, keys, weights, num_rows)
+      return jax.grad(objective, has_aux=True)(params, frozen, batch, keys, weights, num_rows)
 
     grads, (metrics, totals) = _accumulate(gradients, trainer.accumulate, state.params, batch, key)
     sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics
@@ -282,7 +209,7 @@ def updates_applied(opt_state: Any) -> jax.Array:
   """Returns the number of updates that the optimizer has applied, int32 []; skipped steps do not count.
 
   Args:
-    opt_state: state of an optimizer from `Optimizer.build`.
+    opt_state: state of an optimizer from `build_optimizer`.
 
   Raises:
     UserError: the optimizer has no `optax.ScaleByScheduleState`.
@@ -338,7 +265,7 @@ def make_eval_step(
   """
 
   def eval_step(params, batch, scalars=NO_SCALARS):
-    with use_layout(layout), bind_scalars(scalars):
+    with in_step(scalars=scalars, layout=layout):
       model = blueprint.model(params, compute_dtype)
       if not task.example_metrics:
         return EvalSums(task.sums(model, batch, None).reported, {})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, bind_scalars, scalar
+from t2x.base.hyperparameters import Hyperparameter, in_step, scalar
 from t2x.base.ranges import TunableRate
 from t2x.config.signature import describe
 from t2x.config.type_check import is_tunable
@@ -30,7 +30,7 @@ from t2x.layers.attention.kernels import AttentionInputs, Auto, Blockwise, Dense
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.models.losses import classification_sums
 from t2x.tasks import CausalLM, TaskOutput
-from t2x.train import AdamW, Cosine, Experiment, Trainer, TrainProgram, schedules
+from t2x.train import AdamW, Cosine, Experiment, Program, Trainer, schedules
 from t2x.train.step import make_eval_step
 
 RATE = Hyperparameter('PreNorm.dropout_rate')
@@ -62,7 +62,7 @@ def as_input(function, value):
   """`function(reference)`, the value being an argument of what is compiled."""
 
   def step(scalars):
-    with bind_scalars(scalars):
+    with in_step(scalars=scalars):
       return function(RATE)
 
   return jax.jit(step)({RATE.name: np.float32(value)})
@@ -181,7 +181,7 @@ def packed_batches():
 def losses(experiment, *trials, together=False):
   """The loss of each step and of an evaluation at the end [steps + 1], for each of `trials`, given as
   scalars; `together`: all of them in one vmapped step."""
-  program = TrainProgram(experiment, dict.fromkeys(trials[0], 0.0))
+  program = Program(experiment, dict.fromkeys(trials[0], 0.0))
   step = program.step()
   evaluate = make_eval_step(experiment.task, experiment.trainer.compute_dtype, program.blueprint)
   if together:
@@ -268,7 +268,9 @@ def test_traces_one_after_another_and_in_threads_keep_their_own_values():
   ],
 )
 def test_a_reference_used_as_a_number_names_the_parameter_and_the_remedy(function):
-  with pytest.raises(UserError, match=r'^PreNorm\.dropout_rate .*t2x\.hyperparameters\.scalar'):
+  with pytest.raises(
+    UserError, match=r'^PreNorm\.dropout_rate .*t2x\.base\.hyperparameters\.scalar'
+  ):
     function(RATE)
 
 
@@ -279,7 +281,7 @@ def test_a_reference_is_never_zero_and_equal_by_name():
 
 def test_a_reference_has_a_value_only_inside_a_step():
   assert scalar(0.3) == 0.3
-  with bind_scalars({RATE.name: np.float32(0.5)}):
+  with in_step(scalars={RATE.name: np.float32(0.5)}):
     assert scalar(RATE) == np.float32(0.5)
   with pytest.raises(UserError, match=r'PreNorm\.dropout_rate .* read outside of a training step'):
     scalar(RATE)

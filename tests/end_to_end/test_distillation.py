@@ -10,7 +10,7 @@ from t2x.api import read_config
 from t2x.data import BPE
 from t2x.train import TrainingRun
 from t2x.train.checkpoints.saved_params import SavedParams
-from t2x.train.inference import saved_params
+from t2x.train.evaluation import saved_params
 
 SHORT = """
 Experiment.evaluations = {}

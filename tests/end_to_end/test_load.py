@@ -10,7 +10,7 @@ import pytest
 
 import t2x as library
 from t2x.base.errors import UserError
-from t2x.train.inference import _Evaluated
+from t2x.train.evaluation import _Evaluated
 
 
 @pytest.fixture(scope='module')

@@ -115,7 +115,7 @@ def test_an_output_below_a_file_is_refused_before_any_work(texts, run, t2x, comm
   (texts / 'file').write_text('a file')
   # No command may get to data or parameters.
   monkeypatch.setattr('t2x.data.JsonLines.load', None)
-  monkeypatch.setattr('t2x.train.inference.Inference.__init__', None)
+  monkeypatch.setattr('t2x.train.evaluation.Inference.__init__', None)
   code, _, err = t2x(*(word.format(run=run) for word in command))
   assert (code, err.count('\n')) == (2, 1), err
   assert 'file' in err and '--traceback' not in err

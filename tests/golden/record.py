@@ -80,9 +80,9 @@ def compute(name: str) -> dict[str, Any]:
 def _losses(run: Any, batches: Iterator[Any]) -> tuple[list[float], Any]:
   """The loss of each step from the seed's state on, and the parameters after them."""
   state, frozen = run.init()
-  losses = []
+  losses, train_step = [], run.program.train_step()
   for batch in batches:
-    state, out = run.train_step(state, frozen, batch)
+    state, out = train_step(state, frozen, batch)
     total, weight = jax.device_get(out).sums['loss']
     losses.append(float(total) / float(weight))
   return losses, run.program.eval_params(state, frozen)

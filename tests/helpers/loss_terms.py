@@ -27,10 +27,10 @@ from t2x.tasks import (
   Translation,
   WordClassification,
 )
-from t2x.train import InitFrom, Teacher, Trainer
-from t2x.train.params import Blueprint, Groups
+from t2x.train import Trainer
+from t2x.train.groups import Groups
+from t2x.train.params import TEACHER, Blueprint
 from t2x.train.step import TrainState, make_train_step
-from t2x.train.teacher import FrozenTeacher
 
 VOCAB = 512
 CLASSES = 3
@@ -209,12 +209,8 @@ def gradient(task, model, batch, accumulate=1, layout=None, teacher=None):
   state = TrainState(jnp.int32(0), params, optimizer.init(params), jax.random.key(0))
   frozen = {}
   if teacher is not None:
-    leaves, builder = (
-      jax.tree.leaves(teacher),
-      functools.partial(lambda model, rngs: model, teacher),
-    )
-    teacher = FrozenTeacher(Teacher(model=builder, init_from=InitFrom(run='none')))
-    frozen = dict(zip(teacher.infos, leaves, strict=True))
+    shapes = Blueprint(jax.eval_shape(lambda: teacher), TEACHER)
+    teacher, frozen = shapes, shapes.params(teacher)
   step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups, layout, teacher))
   state, out = step(state, frozen, batch)
   return blueprint.model(state.opt_state), out.sums

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from halved import Halved
 
+from t2x.base.hyperparameters import in_step
 from t2x.layers import (
   FixupWiring,
   LearnedGrid,
@@ -25,7 +26,6 @@ from t2x.layers import (
   dtypes,
   ones,
 )
-from t2x.layers.constraints import use_layout
 from t2x.layers.dtypes import broadcast, gather
 
 TABLE = jax.random.normal(jax.random.key(0), (7, 3))
@@ -236,5 +236,5 @@ def test_a_sum_of_ones_on_a_gpu_does_not_stop_at_256(gpu, monkeypatch):
 def test_rows_that_are_split_over_devices_are_not_sorted(gpu, monkeypatch, axis):
   monkeypatch.setattr(dtypes, 'ONE_HOT_ROWS', 0)
   monkeypatch.setattr(dtypes, 'sorted_sum', None)
-  with use_layout(Halved(axis)):
+  with in_step(layout=Halved(axis)):
     jax.grad(lambda t: gather(t, IDS).sum())(TABLE)

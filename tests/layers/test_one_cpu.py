@@ -13,6 +13,7 @@ from equations import equations, products
 from flax import nnx
 from halved import Halved
 
+from t2x.base.hyperparameters import in_step
 from t2x.layers import (
   Call,
   Causal,
@@ -25,7 +26,6 @@ from t2x.layers import (
   SwitchFeedForward,
   Tokens,
 )
-from t2x.layers.constraints import use_layout
 from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
 from t2x.layers.mixers.linear_attention import visible_sums
@@ -104,7 +104,7 @@ def gradients(inputs, outputs, layout=None):
   def loss(x, kernel, bias):
     return (project(x, kernel, 1) + repeat(bias, (len(x),))).sum()
 
-  with use_layout(layout):
+  with in_step(layout=layout):
     arguments = normal(0, 33, inputs), normal(1, inputs, outputs), normal(2, outputs)
     return jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arguments).jaxpr
 

@@ -7,8 +7,8 @@ from equations import products
 from flax import nnx
 from halved import Halved
 
+from t2x.base.hyperparameters import in_step
 from t2x.layers import Linear, lecun_normal, param, zeros
-from t2x.layers.constraints import use_layout
 
 
 def test_a_projection_merges_rows_unless_their_length_is_split():
@@ -19,7 +19,7 @@ def test_a_projection_merges_rows_unless_their_length_is_split():
 
   def ranks(layout):
     # Traced anew for each layout.
-    with use_layout(layout):
+    with in_step(layout=layout):
       jaxpr = jax.make_jaxpr(lambda x: linear(x))(x)
     return [e.invars[0].aval.ndim for e in products(jaxpr.jaxpr)]
 
@@ -27,7 +27,7 @@ def test_a_projection_merges_rows_unless_their_length_is_split():
   assert ranks(Halved('length')) == [3]
   expected = np.einsum('bld,dhk->blhk', x, linear.kernel[...])
   for layout in (None, Halved('length')):
-    with use_layout(layout):
+    with in_step(layout=layout):
       np.testing.assert_allclose(linear(x), expected, atol=1e-5)
 
 

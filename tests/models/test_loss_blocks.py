@@ -9,12 +9,11 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.base.hyperparameters import Hyperparameter, bind_scalars
+from t2x.base.hyperparameters import Hyperparameter, in_step
 from t2x.layers import TokenEmbedding, normal
-from t2x.layers.constraints import use_layout
 from t2x.models import LMHead, TiedHead, loss_blocks
 from t2x.models.loss_blocks import tokens_per_block
-from t2x.train.flops import _multiply_adds
+from t2x.train.logs.flops import _multiply_adds
 
 WIDTH, VOCAB, CAP = 8, 23, 2.0
 SETTINGS = {'smoothing': 0.1, 'z_loss': 1e-2}
@@ -106,7 +105,7 @@ def test_hyperparameters_that_vary_between_trials_equal_numbers():
   model, arrays = build(chunk=4), examples()
 
   def trial(scalars):
-    with bind_scalars(scalars):
+    with in_step(scalars=scalars):
       return sums_and_gradients(model, *arrays, smoothing=smoothing, z_loss=z_loss)
 
   values = {'smoothing': jnp.array([0.1, 0.3]), 'z_loss': jnp.array([1e-2, 1e-3])}
@@ -150,7 +149,7 @@ def test_small_logits_are_computed_at_once_by_default(monkeypatch):
 
   def traced(layout=None, **settings):
     model = build(LMHead, **settings)
-    with use_layout(layout):
+    with in_step(layout=layout):
       return str(jax.make_jaxpr(functools.partial(sums_and_gradients, **SETTINGS))(model, *arrays))
 
   whole = traced(chunk=None)

@@ -13,8 +13,8 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas.ops.gpu.attention import mha
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import XLA, Blockwise, Causal, Dense, LinearAttention
-from t2x.layers.constraints import use_layout
 from t2x.models import Block
 from t2x.models.remat import POLICIES
 
@@ -102,7 +102,7 @@ def test_only_an_unrolled_stack_keeps_its_recomputation_apart_from_the_forward_p
   def barriers(unroll):
     stack, x = make_stack(make, Dense(), remat='full', unroll=unroll), jnp.zeros((2, 8, make.width))
     # On one CPU device the gradients of projections have barriers too. Traced anew for this layout.
-    with use_layout(Halved('length')):
+    with in_step(layout=Halved('length')):
       program = jax.jit(lambda stack, x: gradient(stack, x)).lower(stack, x)
     return program.as_text().count('optimization_barrier')
 

@@ -11,7 +11,7 @@ from applying import applied, empty
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, bind_scalars
+from t2x.base.hyperparameters import Hyperparameter, in_step
 from t2x.layers import (
   MLP,
   Call,
@@ -191,7 +191,7 @@ def test_rates_that_vary_between_trials(make):
 
   @jax.jit
   def varied(x, rate):
-    with bind_scalars({'PreNorm.dropout_rate': rate}):
+    with in_step(scalars={'PreNorm.dropout_rate': rate}):
       return jax.grad(lambda x: varying(x, call).x.sum())(x)
 
   expected = jax.grad(lambda x: fixed(x, call).x.sum())(X)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.api import read_config
+from t2x.base.hyperparameters import in_step
 from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
-from t2x.layers.constraints import constrain, use_layout
+from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, check_shardings
 from t2x.train.run import TrainingRun
 
@@ -65,9 +66,9 @@ class Training:
     return jax.device_put(jax.tree.map(jnp.copy, state), shardings)
 
   def losses(self, state, start, stop):
-    losses = []
+    losses, train_step = [], self.run.program.train_step()
     for step in range(start, stop):
-      state, out = self.run.train_step(state, {}, self.run.on_device(self.batches[step]))
+      state, out = train_step(state, {}, self.run.on_device(self.batches[step]))
       if step == start:
         check_shardings(self.run.program.abstract, state)
       # Waiting keeps all devices in one step: their collectives are threads of few cores.
@@ -102,7 +103,7 @@ def blockwise_differences():
 
   def attend(kernel, layout, key):
     def objective(q, k, v):
-      with use_layout(layout):
+      with in_step(layout=layout):
         q = constrain(q, 'batch', 'length', 'heads', None)
         scores = DotProduct(q, k, 0.3)
         inputs = AttentionInputs(scores, v, Causal(), tokens, tokens, dropout_rate=0.1, key=key)

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t2x.base.hyperparameters import in_step
 from t2x.layers import (
   Blockwise,
   Causal,
@@ -23,7 +24,7 @@ from t2x.layers import (
   Window,
 )
 from t2x.layers.attention.kernels import AttentionInputs, PositionTerms
-from t2x.layers.constraints import constrain, use_layout
+from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh
 from t2x.plan.collectives import collectives
 from t2x.plan.hlo import Program
@@ -104,7 +105,7 @@ def run(kernel, layout, arrays, settings, *tokens):
       given = AttentionInputs(scores, v, settings['pattern'], *tokens, terms, rate, key)
       return x + kernel(given), None
 
-    with use_layout(layout):
+    with in_step(layout=layout):
       x, _ = jax.lax.scan(jax.checkpoint(layer), q, jnp.asarray([1.0, 0.5], q.dtype))
     return jnp.sin(x.astype(jnp.float32)).sum(), x
 

@@ -7,8 +7,8 @@ import functools
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec as P
+from t2x.base.hyperparameters import in_step
 from t2x.layers import Call, SwitchFeedForward, Tokens, normal
-from t2x.layers.constraints import use_layout
 from t2x.parallel import Activations, Mesh
 from t2x.parallel.sharding import partition_spec
 from t2x.train.params import Blueprint
@@ -23,7 +23,7 @@ x = jax.random.normal(jax.random.key(1), (4, 16, 8))
 segments = jnp.asarray([[1] * 12 + [0] * 4] * 4)
 
 def loss(part, x, segments, layout):
-  with use_layout(layout):
+  with in_step(layout=layout):
     result = part(x, Call(Tokens.row(16, segments=segments)))
   return jnp.square(result.x).sum() + result.aux.losses['balance'].sum(), (result.x, result.aux)
 

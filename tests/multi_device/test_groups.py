@@ -14,7 +14,7 @@ import numpy as np
 from t2x.api import read_config
 from t2x.parallel import check_shardings
 from t2x.train import TrainingRun
-from t2x.train.inference import saved_params
+from t2x.train.evaluation import saved_params
 
 folder = Path(sys.argv[1])
 (folder / 'text.txt').write_text('the cat sees the dog. ' * 400)
@@ -66,9 +66,9 @@ num_layers = 2
 def trained(mesh, config='run'):
   run = TrainingRun(read_config([folder / f'{config}.gin', mesh]).build(), folder / f'{config}_{mesh.stem}')
   batches, losses = run.batches(run.rows('train')), []
-  state, frozen = run.init()
+  (state, frozen), train_step = run.init(), run.program.train_step()
   for step in range(5):
-    state, out = run.train_step(state, frozen, run.on_device(batches[step]))
+    state, out = train_step(state, frozen, run.on_device(batches[step]))
     losses.append(out.loss)
   check_shardings(run.program.abstract, state)
   run.save(5, state, {})

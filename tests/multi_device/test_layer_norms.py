@@ -13,7 +13,7 @@ from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Trainer, TrainProgram
+from t2x.train import AdamW, Constant, Experiment, Trainer, Program
 
 block = functools.partial(
   Block,
@@ -40,7 +40,7 @@ for mesh in (Mesh(num_devices=1), Mesh(data=2, fsdp=2, tensor=2)):
     num_steps=4, batch_size=8, optimizer=AdamW(), schedule=Constant(peak=1e-2), layer_norms=True
   )
   task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=16)
-  program = TrainProgram(Experiment(model=model, task=task, trainer=trainer, mesh=mesh))
+  program = Program(Experiment(model=model, task=task, trainer=trainer, mesh=mesh))
   state, frozen = program.init(0)
   before = jax.tree.map(np.asarray, state.params)
   batch = {name: jax.device_put(rows[name], leaf.sharding) for name, leaf in program.batch().items()}

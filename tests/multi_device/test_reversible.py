@@ -14,8 +14,8 @@ from flax import nnx
 
 from eight_devices import split
 from loss_terms import assert_close
+from t2x.base.hyperparameters import in_step
 from t2x.layers import MLP, MultiHeadAttention, PreNorm, SwitchFeedForward, T5Bias, Tokens
-from t2x.layers.constraints import use_layout
 from t2x.models import Block, Decoder, ReversibleStack
 from t2x.parallel import Mesh
 
@@ -42,7 +42,7 @@ tokens = Tokens(positions, jnp.where(positions < 1 + jnp.arange(16)[:, None] % 8
 
 def gradient(body, x, layout=None):
   def loss(body, x):
-    with use_layout(layout):
+    with in_step(layout=layout):
       output = body(x, tokens=tokens, key=jax.random.key(2))
     y = jnp.where(tokens.segments[..., None] > 0, output.x, 0.0)
     return jnp.sin(y).sum() + sum(one.sum() for one in output.aux.losses.values())

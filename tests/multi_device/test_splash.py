@@ -7,8 +7,9 @@ SCRIPT = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
+from t2x.base.hyperparameters import in_step
 from t2x.layers import AttentionInputs, Causal, Dense, DotProduct, Splash, Tokens
-from t2x.layers.constraints import constrain, use_layout
+from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh
 
 keys = jax.random.split(jax.random.key(0), 4)
@@ -23,7 +24,7 @@ def loss(arrays, kernel, layout):
     tokens = Tokens.row(256, segments=segments)
     scores = DotProduct(scale * x, k, 0.3, 2.0, sink)
     return x + kernel(AttentionInputs(scores, v, Causal(), tokens, tokens)), None
-  with use_layout(layout):
+  with in_step(layout=layout):
     x, _ = jax.lax.scan(jax.checkpoint(layer), q, jnp.asarray([1.0, 2.0]))
   return jnp.sin(x).sum(), x
 

@@ -31,9 +31,9 @@ losses = []
 
 
 def trained(state, frozen, start, count):
-  prepared = run.train_batches(batches, start)
+  prepared, train_step = run.train_batches(batches, start), run.program.train_step()
   for _ in range(count):
-    state, out = run.train_step(state, frozen, next(prepared)[1])
+    state, out = train_step(state, frozen, next(prepared)[1])
     losses.append(out.loss)
   prepared.close()
   return state

@@ -277,7 +277,7 @@ MUTATIONS = (
     'train-layer-decay-of-the-last-layer',
     'self.decay ** (num_layers - 1 - layer)',
     'self.decay ** (num_layers - layer)',
-    'tests/train/test_params.py',
+    'tests/train/test_groups.py',
   ),
   Mutation(
     'train-best-of-equal-checkpoints',

@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.cli import main
-from t2x.layers.constraints import constrain, map_shards, num_parts, use_layout
+from t2x.layers.constraints import constrain, map_shards, num_parts
 from t2x.parallel import MESH_AXES, Activations, Mesh, check_shardings, sharding_table
 from t2x.parallel.mesh import _split_over_slices
 
@@ -39,12 +40,12 @@ def test_constraints_follow_the_table_of_activations():
   x = jnp.ones((2, 8, 4))
 
   def told(*axes):
-    with use_layout(layout):
+    with in_step(layout=layout):
       return str(jax.make_jaxpr(lambda x: constrain(x, *axes))(x))
 
   assert "P(('data', 'fsdp'), 'context', None)" in told('batch', 'length', 'embed')
   assert "UNCONSTRAINED, UNCONSTRAINED, 'tensor')" in told(..., 'mlp').replace('PartitionSpec.', '')
-  with use_layout(layout):
+  with in_step(layout=layout):
     assert (num_parts('length'), num_parts('mlp')) == (4, 1)
   assert num_parts('length') == 1
   with pytest.raises(UserError, match=r"axis 'length' of size 6 does not divide .* context 4"):
@@ -52,7 +53,7 @@ def test_constraints_follow_the_table_of_activations():
 
 
 def told_error(layout):
-  with use_layout(layout):
+  with in_step(layout=layout):
     return constrain(jnp.ones((2, 6, 4)), 'batch', 'length', 'embed')
 
 
@@ -66,7 +67,7 @@ def test_functions_of_shards_follow_the_table_of_activations():
       shapes.extend(a.shape for a in (x, *jax.tree.leaves(tree)))
       return x
 
-    with use_layout(layout):
+    with in_step(layout=layout):
       mapped = map_shards(
         function, (('batch', None, 'heads'), ('batch',)), ('batch', None, 'heads')
       )

@@ -10,8 +10,9 @@ import pytest
 from t2x.data import Bytes, TextFiles
 from t2x.tasks import CausalLM, Translation
 from t2x.train import AdamW, Constant, Trainer
+from t2x.train.groups import Groups
 from t2x.train.optimizers import build_optimizer
-from t2x.train.params import Blueprint, Groups
+from t2x.train.params import Blueprint
 from t2x.train.step import init_state, make_train_step
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

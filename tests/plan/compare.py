@@ -5,19 +5,19 @@ import json
 import sys
 
 from t2x.api import read_experiment
+from t2x.plan import hlo
 from t2x.plan.footprint import footprint
-from t2x.plan.hlo import Program
 from t2x.plan.saved import saved_bytes
-from t2x.train import TrainProgram
+from t2x.train import Program
 from tests.plan.tiny import FILES, SETTINGS, mesh_file
 
 
 def compare(mesh, overrides):
   """Returns the traced and the compiled numbers of a case."""
-  program = TrainProgram(read_experiment([*FILES, mesh_file(mesh)], [*SETTINGS, *overrides]))
+  program = Program(read_experiment([*FILES, mesh_file(mesh)], [*SETTINGS, *overrides]))
   traced = footprint(program)
   compiled = program.lower_step().compile()
-  memory, text = compiled.memory_analysis(), Program(compiled.as_text())
+  memory, text = compiled.memory_analysis(), hlo.Program(compiled.as_text())
   return {
     'traced': {
       'arguments': traced.arguments,

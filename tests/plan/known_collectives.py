@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from t2x.api import read_experiment
+from t2x.plan import hlo
 from t2x.plan.collectives import collectives
-from t2x.plan.hlo import Program
-from t2x.train import TrainProgram
+from t2x.train import Program
 from tests.plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
 
 
 def listed(compiled, shape):
   """Returns the collectives of a compiled program as dicts."""
-  return [dataclasses.asdict(one) for one in collectives(Program(compiled.as_text()), shape)]
+  return [dataclasses.asdict(one) for one in collectives(hlo.Program(compiled.as_text()), shape)]
 
 
 def hand_written():
@@ -45,7 +45,7 @@ def hand_written():
 def train_step(mesh, overrides):
   """Compiles a train step; returns its collectives and the bytes of all parameters."""
   experiment = read_experiment([*FILES, mesh_file(mesh)], [*SETTINGS, FLOAT32, *overrides])
-  program = TrainProgram(experiment)
+  program = Program(experiment)
   shape = dict(program.mesh.shape)
   return listed(program.lower_step().compile(), shape), 4 * program.blueprint.size
 

@@ -7,10 +7,10 @@ import pytest
 from eight_devices import run_on_eight_devices
 
 from t2x.api import read_experiment
+from t2x.plan import hlo
 from t2x.plan.footprint import footprint
-from t2x.plan.hlo import Program
 from t2x.plan.saved import saved_bytes
-from t2x.train import TrainProgram
+from t2x.train import Program
 from tests.plan.tiny import FILES, FLOAT32, SETTINGS
 
 TOLERANCE = 0.05
@@ -21,7 +21,7 @@ ESTIMATE = 0.1
 @pytest.fixture(scope='module')
 def single():
   """(traced, compiled) on one device."""
-  program = TrainProgram(
+  program = Program(
     read_experiment(FILES, [*SETTINGS, FLOAT32, 'Mesh.num_devices=1', 'Experiment.mesh=@Mesh()'])
   )
   return footprint(program), program.lower_step().compile()
@@ -34,7 +34,7 @@ def test_the_arguments_of_the_step_are_counted(single):
 
 def test_saved_activations_match_the_compiled_program(single):
   traced, compiled = single
-  assert traced.saved == pytest.approx(saved_bytes(Program(compiled.as_text())), rel=TOLERANCE)
+  assert traced.saved == pytest.approx(saved_bytes(hlo.Program(compiled.as_text())), rel=TOLERANCE)
 
 
 def test_temporaries_are_estimated(single):
@@ -47,23 +47,21 @@ def test_temporaries_are_estimated(single):
 
 def test_the_products_of_the_step_match_the_compiled_program(single):
   traced, compiled = single
-  assert traced.flops == Program(compiled.as_text()).flops()
+  assert traced.flops == hlo.Program(compiled.as_text()).flops()
 
 
 @pytest.mark.parametrize('activation', ['gelu', 'relu'])
 def test_saved_activations_of_unrolled_layers_match_the_compiled_program(activation):
   """Arrays of all layers are live one by one, and the compiler repeats cheap operations in the backward pass."""
   settings = ['Stack.unroll=4', f'MLP.activation=@{activation}', 'Experiment.mesh=@Mesh()']
-  program = TrainProgram(
-    read_experiment(FILES, [*SETTINGS, FLOAT32, *settings, 'Mesh.num_devices=1'])
-  )
+  program = Program(read_experiment(FILES, [*SETTINGS, FLOAT32, *settings, 'Mesh.num_devices=1']))
   traced, compiled = footprint(program), program.lower_step().compile()
-  saved = saved_bytes(Program(compiled.as_text()))
+  saved = saved_bytes(hlo.Program(compiled.as_text()))
   assert traced.saved == pytest.approx(saved, rel=TOLERANCE)
   memory = compiled.memory_analysis()
   # The compiler for CPUs orders operations by concurrency: its temporaries are an upper bound.
   assert traced.total < memory.argument_size_in_bytes + memory.temp_size_in_bytes
-  assert traced.flops == Program(compiled.as_text()).flops()
+  assert traced.flops == hlo.Program(compiled.as_text()).flops()
 
 
 def test_the_parts_sum_to_the_total(single):

@@ -19,7 +19,7 @@ from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_ou
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import InProcess, distinct
 from t2x.sweeps.trial import run_trial
-from t2x.train import Cosine, TrainProgram, train
+from t2x.train import Cosine, Program, train
 
 
 def ends(outcomes):
@@ -190,7 +190,7 @@ def test_variants_that_are_not_run_are_reported_at_the_end(sweep):
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
   monkeypatch.setattr(
-    't2x.sweeps.trial.TrainProgram', lambda *given: made.append(given) or TrainProgram(*given)
+    't2x.sweeps.trial.Program', lambda *given: made.append(given) or Program(*given)
   )
   sweep()
   assert len(made) == 2

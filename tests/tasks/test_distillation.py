@@ -10,7 +10,7 @@ import pytest
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, bind_scalars
+from t2x.base.hyperparameters import Hyperparameter, in_step
 from t2x.config.type_check import is_tunable
 from t2x.tasks import Distillation, MixUp
 
@@ -138,7 +138,7 @@ def test_alpha_and_the_temperature_may_vary_between_trials():
 
   @jax.jit
   def terms(scalars):
-    with bind_scalars(scalars):
+    with in_step(scalars=scalars):
       return varied.sums(student, batch, jax.random.key(0), teacher).terms
 
   found = terms({'a': jnp.float32(ALPHA), 't': jnp.float32(TEMPERATURE)})

@@ -56,8 +56,8 @@ from t2x.train import (
   Experiment,
   Lion,
   Muon,
+  Program,
   Trainer,
-  TrainProgram,
 )
 
 TEXT = TextFiles(train='none')
@@ -153,9 +153,7 @@ def program(name, **settings):
     }
     | settings
   )
-  return TrainProgram(
-    Experiment(model=MODELS[name], task=task_of(name), trainer=trainer, mesh=Mesh())
-  )
+  return Program(Experiment(model=MODELS[name], task=task_of(name), trainer=trainer, mesh=Mesh()))
 
 
 @pytest.mark.parametrize('name', MODELS)

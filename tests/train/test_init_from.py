@@ -15,15 +15,15 @@ from t2x.data import Bytes, Characters, RunTokenizer
 from t2x.data.tokenizers.characters import ByteTokenizer
 from t2x.layers import LearnedGrid, TokenEmbedding, Tokens, param
 from t2x.layers.arrays import named_leaves
-from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.init_from import InitFrom
-from t2x.train.params import Blueprint
-from t2x.train.resize import (
+from t2x.train.checkpoints.resize import (
   InterpolateGrid,
   InterpolatePositions,
   KeepNew,
   ResizeVocabulary,
 )
+from t2x.train.checkpoints.store import Checkpoints
+from t2x.train.init_from import InitFrom
+from t2x.train.params import Blueprint
 
 
 def numbers(key, shape, dtype):
@@ -343,12 +343,11 @@ def test_settings_are_values():
   assert InitFrom(run='a') != dataclasses.replace(InitFrom(run='a'), exclude=['head'])
 
 
-def test_another_tokenizer_than_that_of_the_run_is_a_warning(tmp_path):
+def test_another_tokenizer_than_that_of_the_run_is_noticed(tmp_path):
   own, other = Bytes().train(()), Characters(vocab_size=300).train(['abc'])
   own.save(tmp_path / 'tokenizer')
   init_from = InitFrom(run=str(tmp_path))
-  assert init_from.tokenizer_warning(own) == init_from.tokenizer_warning(None) == ''
-  assert init_from.tokenizer_warning(other).startswith(f'warning: the tokenizer of {tmp_path} is')
+  assert [init_from.other_tokenizer(one) for one in (own, None, other)] == [False, False, True]
 
 
 def test_the_tokenizer_of_a_run_knows_its_size(tmp_path):

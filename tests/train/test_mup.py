@@ -24,11 +24,11 @@ from t2x.layers import (
 from t2x.layers.initializers import lecun_normal
 from t2x.models import Block, Decoder, LanguageModel, LMHead, MaskedLMHead, Stack, TiedHead
 from t2x.train import Experiment, MuP, Trainer
-from t2x.train.coordinates import Sizes, coordinates, coordinates_table, power
+from t2x.train.checks import Sizes, coordinates, coordinates_table, power
 from t2x.train.mup import check_same
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, build_optimizer
 from t2x.train.params import Blueprint
-from t2x.train.program import TrainProgram
+from t2x.train.program import Program
 from t2x.train.schedules import Constant
 
 BASE, VOCAB = 32, 50
@@ -66,7 +66,7 @@ def lm(
 def parameters(model, mup=None, seed=0):
   """Initial values by name, and the program."""
   trainer = Trainer(num_steps=1, batch_size=1, optimizer=AdamW())
-  program = TrainProgram(Experiment(model=model, mup=mup, trainer=trainer))
+  program = Program(Experiment(model=model, mup=mup, trainer=trainer))
   state, _ = program.init(seed)
   return jax.device_get(state.params), program
 
@@ -93,12 +93,12 @@ def test_the_factors_match_the_papers_table(init):
   expected |= dict.fromkeys(HIDDEN, (ratio**-0.5, 1 / ratio))
   expected['head.out.kernel'] = (1 / ratio, 1 / ratio)
   assert {*HIDDEN, 'head.out.kernel'} < set(wide)
-  assert program.scaling.width_ratio == ratio
+  assert program.experiment.scaling().width_ratio == ratio
   stds = deviations(base)
   for name, std in deviations(wide).items():
     factor, step = expected[name]
     np.testing.assert_allclose(std, factor * stds[name], rtol=0.04, err_msg=name)
-    assert program.scaling.steps[name] == pytest.approx(step), name
+    assert program.experiment.scaling().steps[name] == pytest.approx(step), name
 
 
 def test_a_matrix_to_a_width_that_has_no_name_is_hidden():
@@ -135,7 +135,7 @@ def test_the_base_trains_as_without_mup():
   plain, _ = parameters(lm())
   own, program = parameters(lm(), MuP(base=lm()))
   jax.tree.map(np.testing.assert_array_equal, own, plain)
-  assert set(program.scaling.steps.values()) == {1.0}
+  assert set(program.experiment.scaling().steps.values()) == {1.0}
 
 
 @pytest.mark.parametrize('scaled', [False, True])
@@ -184,10 +184,12 @@ def test_steps_are_scaled_but_weight_decay_is_not(rule):
     gradient = jax.tree.map(np.ones_like, params)
     return rule_.update(gradient, rule_.init(params), params)[0]
 
-  plain, scaled = update(None), update(program.scaling.steps)
+  plain, scaled = update(None), update(program.experiment.scaling().steps)
   for name, value in params.items():
     decay = plain[name] + 0.1  # The direction is 1.
-    np.testing.assert_allclose(scaled[name], decay - 0.1 * program.scaling.steps[name], atol=1e-6)
+    np.testing.assert_allclose(
+      scaled[name], decay - 0.1 * program.experiment.scaling().steps[name], atol=1e-6
+    )
     assert name not in HIDDEN or abs(decay + 0.05 * value).max() < 1e-6
 
 
@@ -195,7 +197,7 @@ def test_steps_are_scaled_but_weight_decay_is_not(rule):
 def test_rules_without_a_table_are_refused(rule):
   trainer = Trainer(num_steps=1, batch_size=1, optimizer=rule)
   with pytest.raises(UserError, match=f'no rule for the steps of {type(rule).__name__}: use AdamW'):
-    TrainProgram(Experiment(model=lm(64), mup=MuP(base=lm()), trainer=trainer))
+    _ = Program(Experiment(model=lm(64), mup=MuP(base=lm()), trainer=trainer)).abstract
 
 
 def untyped(key, shape, dtype):

@@ -12,7 +12,8 @@ from t2x.layers import MLP, LayerNorm, MultiHeadAttention, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack
 from t2x.parallel import batch_sharding
 from t2x.tasks import CausalLM
-from t2x.train import Constant, Experiment, Trainer, TrainProgram
+from t2x.train import Constant, Experiment, Program, Trainer
+from t2x.train.checks import check_evaluations
 
 
 def state(num_layers=2, head_norm=None, **settings):
@@ -30,7 +31,7 @@ def state(num_layers=2, head_norm=None, **settings):
     **settings,
   )
   trainer = Trainer(num_steps=1, batch_size=1, schedule=Constant(peak=1e-3), ema_decay=0.9)
-  built, _ = TrainProgram(Experiment(model=model, trainer=trainer)).init(5)
+  built, _ = Program(Experiment(model=model, trainer=trainer)).init(5)
   return built
 
 
@@ -73,10 +74,10 @@ def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate,
   )
   trainer = Trainer(num_steps=3, batch_size=4, accumulate=accumulate)
   task = task.bound(Bytes().train([]))
-  program = TrainProgram(Experiment(model=model, task=task, trainer=trainer))
+  program = Program(Experiment(model=model, task=task, trainer=trainer))
   rows = {name: jnp.ones(one.shape, one.dtype) for name, one in program.batch().items()}
   rows = jax.device_put(rows, batch_sharding(program.mesh))
-  program.check_evaluations()
+  check_evaluations(program)
   state, frozen = program.init(0)
   step = program.train_step()
   for _ in range(3):

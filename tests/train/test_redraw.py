@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.base.hyperparameters import in_step
 from t2x.data import Bytes, TextFiles
 from t2x.layers import MLP, FavorPlus, LinearAttention, TokenEmbedding, Tokens
-from t2x.layers.steps import use_step
 from t2x.models import Block, Decoder, LanguageModel, ReversibleStack, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Trainer, TrainProgram
+from t2x.train import AdamW, Constant, Experiment, Program, Trainer
 from t2x.train.step import make_eval_step
 
 part = functools.partial
@@ -44,7 +44,7 @@ def program(stack=Stack, accumulate=1, redraw_every=2):
     schedule=Constant(peak=1e-2),
     accumulate=accumulate,
   )
-  return TrainProgram(Experiment(model=model, task=task, trainer=trainer, mesh=Mesh()))
+  return Program(Experiment(model=model, task=task, trainer=trainer, mesh=Mesh()))
 
 
 def losses(program, steps):
@@ -100,7 +100,7 @@ def test_the_reversible_stack_has_the_features_of_the_step_in_both_passes():
       # A function that the final norm does not make constant.
       return jnp.sin(body(x, key=jax.random.key(2), record=frozenset(record)).x).sum()
 
-    with use_step(step):
+    with in_step(step=step):
       return jax.value_and_grad(loss, (0, 1))(model.body, x)
 
   run = jax.jit(gradients, static_argnums=1)

@@ -14,7 +14,7 @@ from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Skip, Trainer, TrainProgram
+from t2x.train import AdamW, Constant, Experiment, Program, Skip, Trainer
 
 
 def model(dropout_rate=0.0):
@@ -53,7 +53,7 @@ def batches(num):
 
 
 def run(experiment, num=3):
-  program = TrainProgram(experiment)
+  program = Program(experiment)
   state, frozen = program.init(experiment.trainer.seed)
   step = jax.jit(program.step())
   losses = []
@@ -77,7 +77,7 @@ def test_each_step_draws_its_own_masks():
   (batch,) = batches(1)
 
   def losses(rate):
-    program = TrainProgram(experiment(rate))
+    program = Program(experiment(rate))
     first, frozen = program.init(0)
     step = jax.jit(program.step())
     numbered = (dataclasses.replace(first, step=jnp.int32(number)) for number in (0, 1, 2, 0))
@@ -103,7 +103,7 @@ def test_ema_is_the_moving_average_of_the_parameters():
 
 def test_skipped_steps_do_not_count_for_the_moving_average():
   settings = experiment(ema_decay=0.9, nonfinite=Skip())
-  program = TrainProgram(settings)
+  program = Program(settings)
   step = jax.jit(program.step())
   first, frozen = program.init(0)
   (batch,) = batches(1)
@@ -136,7 +136,7 @@ def empty(batch):
 
 def stepped(experiment, given):
   """The states before, between and after the steps on some batches, and the sums of each."""
-  program = TrainProgram(experiment)
+  program = Program(experiment)
   first, frozen = program.init(0)
   step, states, told = jax.jit(program.step()), [first], []
   for batch in given:
@@ -147,7 +147,7 @@ def stepped(experiment, given):
 
 
 def test_a_step_returns_its_sums_and_norms_in_one_array_that_names_them():
-  program, (batch,) = TrainProgram(experiment()), batches(1)
+  program, (batch,) = Program(experiment()), batches(1)
   _, out = jax.jit(program.step())(*program.init(0), batch)
   assert [leaf.shape for leaf in jax.tree.leaves(out)] == [
     (2 * len(out.names) + len(program.groups.trained),)
@@ -214,7 +214,7 @@ def test_parameters_stay_float32_under_bf16_compute():
 
 
 def test_scales_and_biases_of_norms_are_not_rounded():
-  blueprint = TrainProgram(experiment()).blueprint
+  blueprint = Program(experiment()).blueprint
   params = {name: jnp.zeros(info.shape) for name, info in blueprint.infos.items()}
   working = blueprint.model(params, 'bfloat16')
   assert working.body.final_norm.scale[...].dtype == jnp.float32
@@ -231,6 +231,6 @@ def test_impossible_settings_of_the_trainer_are_refused():
 
 
 def test_states_of_two_constructions_have_one_structure():
-  one, two = (TrainProgram(experiment()) for _ in range(2))
+  one, two = (Program(experiment()) for _ in range(2))
   assert jax.tree.structure(one.abstract) == jax.tree.structure(two.abstract)
   assert jax.tree.structure(one.blueprint.shapes) == jax.tree.structure(two.blueprint.shapes)

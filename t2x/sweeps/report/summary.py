@@ -4,7 +4,7 @@ import collections
 
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report.results import Entry, Results, Row
-from t2x.train.flops import CONVENTION
+from t2x.train.logs.flops import CONVENTION
 
 
 def label(results: Results, row: Row) -> str:

@@ -1,7 +1,4 @@
-"""Reads and writes the files of checkpoints with Orbax.
-
-Importing Orbax takes 0.2 s, so this module is imported when the first checkpoint is read or written.
-"""
+"""Reads and writes the files of checkpoints with Orbax; imported by `Checkpoints.orbax` only."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,11 +46,6 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path, abstract: Abstract) -> Arrays:
-  """Reads all arrays of a checkpoint, with the dtypes and shardings of `abstract`."""
-  return _read_items(folder, state=ocp.args.StandardRestore(_targets(abstract))).state
-
-
-def read_part(folder: Path, abstract: Abstract) -> Arrays:
   """Reads only the arrays in `abstract` of a checkpoint, with its dtypes and shardings."""
   return _read_items(folder, state=_partial(abstract)).state
 
@@ -70,12 +62,6 @@ def write_arrays(folder: Path, arrays: Mapping[str, jax.Array]) -> None:
 
 
 def read_arrays(folder: Path, abstract: Abstract) -> Arrays:
-  """Reads all arrays of `write_arrays`, with the dtypes and shardings of `abstract`."""
-  with ocp.StandardCheckpointer() as reader:
-    return reader.restore(folder, _targets(abstract))
-
-
-def read_some_arrays(folder: Path, abstract: Abstract) -> Arrays:
   """Reads only the arrays in `abstract` of `write_arrays`, with its dtypes and shardings."""
   reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
   return reader.restore(folder, args=_partial(abstract))
@@ -83,13 +69,9 @@ def read_some_arrays(folder: Path, abstract: Abstract) -> Arrays:
 
 def _partial(abstract: Abstract) -> ocp.args.PyTreeRestore:
   """Returns the arguments with which Orbax reads only the arrays in `abstract`."""
-  targets = _targets(abstract)
+  targets = {name: target_of(leaf) for name, leaf in abstract.items()}
   types = ocp.checkpoint_utils.construct_restore_args(targets)
   return ocp.args.PyTreeRestore(targets, types, partial_restore=True)
-
-
-def _targets(abstract: Abstract) -> dict[str, jax.ShapeDtypeStruct]:
-  return {name: target_of(leaf) for name, leaf in abstract.items()}
 
 
 def target_of(leaf: Any) -> jax.ShapeDtypeStruct:

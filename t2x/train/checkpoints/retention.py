@@ -1,5 +1,6 @@
 """Retention of checkpoints: which ones are kept, and the metrics that rank them."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,40 +16,33 @@ Metrics = Mapping[str, float]
 METRICS = Path('metrics', 'metrics')
 
 
+@dataclasses.dataclass(eq=False)
 class Retention:
   """Preservation policy of Orbax: keeps the newest, the best, and every n-th step's checkpoints.
 
-  Args:
+  Attributes:
     folder: folder of the checkpoints.
     keep_last: number of newest checkpoints to keep.
     keep_best: number of best checkpoints to keep, among those with metrics.
     keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
-    metric: name of the metric that ranks checkpoints.
-    mode: whether the best value of the metric is its minimum or its maximum.
-
-  Attributes:
+    best_metric: name of the metric that ranks checkpoints.
+    best_mode: whether the best value of the metric is its minimum or its maximum.
     metrics: metrics of the evaluated checkpoints by step, equal on every process.
   """
 
-  def __init__(
-    self,
-    folder: Path,
-    keep_last: int,
-    keep_best: int,
-    keep_every: int,
-    metric: str,
-    mode: Literal['min', 'max'],
-  ):
-    self.folder = folder
-    self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
-    self.metric, self.mode = metric, mode
-    self.metrics: dict[int, Metrics] = {}
+  folder: Path
+  keep_last: int = 2
+  keep_best: int = 1
+  keep_every: int = 0
+  best_metric: str = 'loss'
+  best_mode: Literal['min', 'max'] = 'min'
+  metrics: dict[int, Metrics] = dataclasses.field(default_factory=dict)
 
   def check(self, metrics: Metrics) -> None:
     """Raises UserError if the metric that ranks checkpoints is missing."""
-    if self.metric not in metrics:
+    if self.best_metric not in metrics:
       raise UserError(
-        f"the metric '{self.metric}', which ranks checkpoints, is missing; the evaluation has "
+        f"the metric '{self.best_metric}', which ranks checkpoints, is missing; the evaluation has "
         f'{", ".join(metrics)}: set best_metric of the task to one of them'
       )
 
@@ -67,13 +61,15 @@ class Retention:
 
   def ranked(self, metrics: Mapping[int, Metrics | None]) -> list[int]:
     """Returns the steps that have the metric, best first, newer first among equals."""
-    ranked = {step: values for step, values in metrics.items() if values and self.metric in values}
+    ranked = {
+      step: values for step, values in metrics.items() if values and self.best_metric in values
+    }
     return sorted(ranked, key=lambda step: (self._badness(ranked[step]), -step))
 
   def _badness(self, metrics: Metrics) -> float:
     """Returns the metric with its sign changed if larger is better; infinity for NaN."""
-    value = metrics[self.metric]
-    value = -value if self.mode == 'max' else value
+    value = metrics[self.best_metric]
+    value = -value if self.best_mode == 'max' else value
     return math.inf if math.isnan(value) else value
 
   def retained(self, steps: Sequence[int]) -> set[int]:

@@ -14,7 +14,8 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.files import find_damage, write_checksums
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.params import TEACHER, Groups, Params, join_rows
+from t2x.train.groups import Groups, join_rows
+from t2x.train.params import TEACHER, Params
 
 # For each frozen parameter: frozen indices of its stacked dimension (null for all), and its full shape.
 _ROWS = 'rows.json'
@@ -29,9 +30,7 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
       shutil.rmtree(old, ignore_errors=True)
   if not frozen:
     return
-  from t2x.train.checkpoints import orbax_files
-
-  orbax_files.write_arrays(temporary, frozen)
+  checkpoints.orbax.write_arrays(temporary, frozen)
   if jax.process_index() == 0:
     rows = {}
     for name, array in frozen.items():
@@ -55,9 +54,7 @@ def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
     raise UserError(
       f'{folder} does not have the frozen parameters of this config: use --fresh to train from the start'
     )
-  from t2x.train.checkpoints import orbax_files
-
-  return orbax_files.read_arrays(folder, abstract)
+  return checkpoints.orbax.read_arrays(folder, abstract)
 
 
 def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
@@ -118,9 +115,7 @@ class SavedParams:
   def _frozen_arrays(self, abstract: Mapping[str, Any]) -> Params:
     if not abstract:
       return {}
-    from t2x.train.checkpoints import orbax_files
-
-    return orbax_files.read_some_arrays(self._folder, abstract)
+    return self.checkpoints.orbax.read_arrays(self._folder, abstract)
 
   def _joined(self, name: str, abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """Reads a stacked parameter of which some layers are frozen."""

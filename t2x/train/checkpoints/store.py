@@ -5,6 +5,7 @@ corrupt checkpoints; the previous checkpoint is then used.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import shutil
@@ -39,31 +40,14 @@ class Checkpoints:
 
   Args:
     folder: created at the first save.
-    keep_last: number of newest checkpoints to keep.
-    keep_best: number of best checkpoints to keep, among those with metrics.
-    keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
-    best_metric: name of the metric that ranks checkpoints.
-    best_mode: whether the best value of the metric is its minimum or its maximum.
     failed_saves: maximum number of consecutive saves that may fail. Each is logged; one more raises. With
       several processes, the first failure raises.
+    **retention: fields of `Retention`: which checkpoints are kept.
   """
 
-  def __init__(
-    self,
-    folder: Path | str,
-    *,
-    keep_last: int = 2,
-    keep_best: int = 1,
-    keep_every: int = 0,
-    best_metric: str = 'loss',
-    best_mode: Literal['min', 'max'] = 'min',
-    failed_saves: int = 0,
-  ):
+  def __init__(self, folder: Path | str, *, failed_saves: int = 0, **retention: Any):
     self.folder = Path(folder).absolute()
-    self.best_metric, self.best_mode = best_metric, best_mode
-    self.retention = Retention(
-      self.folder, keep_last, keep_best, keep_every, best_metric, best_mode
-    )
+    self.retention = Retention(self.folder, **retention)
     self.failed_saves = failed_saves
     self._manager: CheckpointManager | None = None
     self._saving, self._failures = False, 0
@@ -71,6 +55,13 @@ class Checkpoints:
     # The step whose metrics are not on disk yet.
     self._pending_metrics: int | None = None
     quiet_orbax()
+
+  @functools.cached_property
+  def orbax(self) -> Any:
+    """The functions that read and write files; importing Orbax takes 0.2 s."""
+    from t2x.train.checkpoints import orbax_files
+
+    return orbax_files
 
   def steps(self) -> list[int]:
     """Returns the steps of all complete checkpoints, ascending."""
@@ -104,20 +95,22 @@ class Checkpoints:
     Raises:
       UserError: more than `failed_saves` consecutive saves failed; earlier checkpoints are intact.
     """
-    from t2x.train.checkpoints import orbax_files
-
     if metrics is not None:
       self.retention.check(metrics)
     named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
     about: dict[str, Any] = {'extra': extra or {}, 'arrays': arrays}
-    about |= {'best': [self.best_metric, self.best_mode], 'format': FORMAT, 'step': step}
+    about |= {
+      'best': [self.retention.best_metric, self.retention.best_mode],
+      'format': FORMAT,
+      'step': step,
+    }
     about = json.loads(json.dumps(about, default=float))
     self._finish_previous_save()
     try:
       if self._manager is None:
         self._manager = self._open()
-      orbax_files.save(self._manager, step, named, about)
+      self.orbax.save(self._manager, step, named, about)
       self._saving = True
     except Exception as error:
       self._tolerate(self._save_error(error))
@@ -256,15 +249,11 @@ class Checkpoints:
 
   def about(self, step: int) -> dict[str, Any]:
     """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format, step."""
-    from t2x.train.checkpoints import orbax_files
-
-    return orbax_files.read_about(self.folder / str(step))
+    return self.orbax.read_about(self.folder / str(step))
 
   def read(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Reads only the arrays in `abstract`, with its dtypes and shardings."""
-    from t2x.train.checkpoints import orbax_files
-
-    return orbax_files.read_part(self.folder / str(step), abstract)
+    return self.orbax.read_state(self.folder / str(step), abstract)
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -287,8 +276,6 @@ class Checkpoints:
 
   def _open(self) -> 'CheckpointManager':
     """Creates the Orbax manager, which removes incomplete checkpoints; moves corrupt ones aside."""
-    from t2x.train.checkpoints import orbax_files
-
     if jax.process_index() == 0:
       self.folder.mkdir(parents=True, exist_ok=True)
       for step in self._corrupt.intersection(self.steps()):
@@ -299,7 +286,7 @@ class Checkpoints:
       multihost_utils.sync_global_devices('t2x checkpoints are tidied')
     saved = {step: metrics for step in self.steps() if (metrics := self.metrics(step))}
     self.retention.metrics = saved | self.retention.metrics
-    return orbax_files.open_manager(self.folder, self.retention, self._write_checksums)
+    return self.orbax.open_manager(self.folder, self.retention, self._write_checksums)
 
   def _write_checksums(self) -> None:
     """Writes checksums into complete checkpoints before Orbax, whose thread calls this, renames them."""
@@ -324,12 +311,10 @@ class Checkpoints:
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
-    from t2x.train.checkpoints import orbax_files
-
     about = self.about(step)
     named = dict(named_leaves(abstract))
     self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
-    read = orbax_files.read_state(self.folder / str(step), named)
+    read = self.orbax.read_state(self.folder / str(step), named)
     leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 

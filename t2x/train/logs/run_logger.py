@@ -13,7 +13,8 @@ import numpy as np
 
 from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
-from t2x.train.logs.speed import peak_flops, step_flops
+from t2x.train.logs.flops import peak_flops, step_flops
+from t2x.train.logs.step_sums import StepSums
 from t2x.train.logs.summary import (
   end_screen,
   parameter_screen,
@@ -31,7 +32,6 @@ from t2x.train.logs.writers import (
   Terminal,
   write_examples,
 )
-from t2x.train.step import StepSums
 
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun
@@ -94,42 +94,45 @@ class RunLogger(contextlib.AbstractContextManager):
     start: step of the checkpoint that the run starts from; lines of later steps are removed.
     saved: `state` at that checkpoint: sums of an unfinished log interval, state of the fault detection, and
       seconds of training.
+    eval_pending: whether the evaluation of the step `start` will be repeated; its lines are then removed.
   """
 
-  def __init__(self, run: 'TrainingRun', start: int, saved: Mapping[str, Any]):
+  terminal: Any
+  samples: Any
+  timing: Any
+  norms: Any
+  tensorboard: Any
+
+  def __init__(
+    self, run: 'TrainingRun', start: int, saved: Mapping[str, Any], eval_pending: bool = False
+  ):
     self.run, self.start = run, start
     self.start_time = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
     self.peak = peak_flops(run.program)
-    self.terminal: Terminal | Silent = Silent()
-    self.samples: MetricWriter = Silent()
-    self.timing: MetricWriter = Silent()
-    self.norms: MetricWriter = Silent()
-    self.tensorboard: TensorBoard | Silent = Silent()
-    self.trackers: list[Guarded] = []
-    self.writers: list[MetricWriter] = []
-    if run.processes.first:
-      self._open_writers()
     trainer = run.trainer
     self.faults = Faults(sorted(run.program.groups.trained), trainer.nonfinite, trainer.rollback)
     self.faults.restore(saved.get('faults', {}))
     self.current = Interval(self.faults, saved.get('interval'))
     self.unwritten: tuple[int, Interval] | None = None
+    self.terminal = self.samples = self.timing = self.norms = self.tensorboard = Silent()
+    self.trackers: list[Guarded] = []
+    self.writers: list[MetricWriter] = []
+    if run.processes.first:
+      repeated = 'eval' if eval_pending else None
+      metrics, self.samples, self.timing = (
+        JsonLines(run.folder / f'{name}.jsonl', start, repeated)
+        for name in ('metrics', 'samples', 'timing')
+      )
+      self.tensorboard = TensorBoard(run.folder, after=start)
+      if trainer.layer_norms:
+        self.norms = JsonLines(run.folder / 'norms.jsonl', start)
+      self.trackers = [Guarded(writer, run.folder) for writer in trainer.writers]
+      # Created last: a writer that raises must not leave a live line on the screen.
+      self.terminal = Terminal(trainer.num_steps, start, run.task.unit)
+      self.writers = [metrics, self.tensorboard, self.terminal, *self.trackers]
     # Start of the time that the next interval's rate counts.
     self.interval_start = time.monotonic()
-
-  def _open_writers(self) -> None:
-    run, start = self.run, self.start
-    self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
-    self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
-    self.tensorboard = TensorBoard(run.folder, after=start)
-    metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
-    if run.trainer.layer_norms:
-      self.norms = JsonLines(run.folder / 'norms.jsonl', after=start)
-    self.trackers = [Guarded(writer, run.folder) for writer in run.trainer.writers]
-    # Created last: a writer that raises must not leave a live line on the screen.
-    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
-    self.writers = [metrics, self.tensorboard, self.terminal, *self.trackers]
 
   def __exit__(self, *error: object) -> None:
     for writer in (*self.writers, self.samples, self.timing, self.norms):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t2x.base.hyperparameters import in_step
 from t2x.base.text_table import text_table
 from t2x.layers import (
   AttentionInputs,
@@ -23,14 +24,13 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.attention.kernels import Auto
-from t2x.layers.constraints import Layout, use_layout
+from t2x.layers.constraints import Layout
 from t2x.layers.dtypes import Dtypes
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.process.gpu_flags import environment_flags
 from t2x.tasks import Task
-from t2x.train.flops import CONVENTION, Flops, row_lengths
-from t2x.train.logs.speed import peak_flops, step_flops
+from t2x.train.logs.flops import CONVENTION, Flops, peak_flops, row_lengths, step_flops
 from t2x.train.logs.writers import clock, format_value
 from t2x.train.params import Blueprint, ParamInfo
 
@@ -121,7 +121,7 @@ def _auto_kernel(
     choice, reason = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
     chosen.append(f'{choice} ({reason})')
 
-  with use_layout(layout):
+  with in_step(layout=layout):
     jax.eval_shape(choose, mixer)
   return chosen[0]
 

@@ -8,13 +8,14 @@ spike; metrics.jsonl has those of the steps that count.
 
 import abc
 import ast
+import importlib
 import json
 import logging
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,25 +32,35 @@ _FIRST_PAUSE, _MAX_PAUSE = 60.0, 3600.0
 
 
 class Tracker(MetricWriter, abc.ABC):
-  """A metric writer that sends metrics to a server.
-
-  Subclasses call `__init__`, then set `state['id']`.
+  """Sends metrics to a server; `_send`, `_summarise` and `_end` are the calls of its client.
 
   Args:
     folder: the run folder, which has config.gin.
     file: name of the file in it with the identifier of the run there, and with the last step of each split.
+    package: the package of the client, which is also the extra of t2x.
 
   Attributes:
     folder: the run folder.
     name: default name of the run.
+    client: the imported package.
     state: content of the file.
+
+  Raises:
+    UserError: the package is not installed.
   """
 
-  def __init__(self, folder: Path | str, file: str):
+  def __init__(self, folder: Path | str, file: str, package: str):
+    try:
+      self.client: Any = importlib.import_module(package)
+    except ImportError as error:
+      raise UserError(
+        f"{type(self).__name__} needs the package {package}: run pip install 't2x[{package}]'"
+      ) from error
     self.folder = Path(folder)
     path = self.folder.resolve()
     # `t2x eval --watch` writes to a subfolder of the run.
-    self.name = f'{path.parent.name}-{path.name}' if _is_run(path.parent) else path.name
+    in_run = (path.parent / 'config.gin').exists()
+    self.name = f'{path.parent.name}-{path.name}' if in_run else path.name
     self._file = self.folder / file
     self.state: dict[str, Any] = {'id': None, 'steps': {}, 'calls': 0}
     if self._file.exists():
@@ -68,12 +79,8 @@ class Tracker(MetricWriter, abc.ABC):
     """Sends the numbers as SPLIT/NAME; ignores a step that the split already has, or an earlier step."""
     if step <= self.state['steps'].get(split, -1):
       return
-    numbers = {
-      f'{split}/{name}': float(value)
-      for name, value in metrics.items()
-      if not isinstance(value, str | None)
-    }
-    self._send(int(step), numbers)
+    numbers = {n: float(v) for n, v in metrics.items() if not isinstance(v, str | None)}
+    self._send(int(step), {f'{split}/{name}': value for name, value in numbers.items()})
     self.state['steps'][split] = int(step)
     self.save()
 
@@ -83,24 +90,17 @@ class Tracker(MetricWriter, abc.ABC):
     self._finished = True
 
   def close(self) -> None:
-    """Marks the run as finished, or as ended early if `finish` was not called."""
+    """Marks the run as finished, or as ended early if `finish` was not called; a resumed run reopens it."""
     self._end(self._finished)
 
   @abc.abstractmethod
-  def _send(self, step: int, numbers: Mapping[str, float]) -> None:
-    """Sends the metrics of a step."""
+  def _send(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
   @abc.abstractmethod
-  def _summarise(self, summary: Mapping[str, float | str]) -> None:
-    """Sends the summary."""
+  def _summarise(self, summary: Mapping[str, float | str]) -> None: ...
 
   @abc.abstractmethod
-  def _end(self, finished: bool) -> None:
-    """Ends the run of the tracker, which a resumed run may open again."""
-
-
-def _is_run(folder: Path) -> bool:
-  return (folder / 'config.gin').exists()
+  def _end(self, finished: bool) -> None: ...
 
 
 class WandB(Tracker):
@@ -115,9 +115,6 @@ class WandB(Tracker):
     entity: user or team; None for your default.
     name: name of the run; None for the name of the folder.
     mode: 'online', 'offline' or 'disabled'.
-
-  Raises:
-    UserError: the package wandb is not installed.
   """
 
   def __init__(
@@ -129,15 +126,10 @@ class WandB(Tracker):
     name: str | None = None,
     mode: Literal['online', 'offline', 'disabled'] = 'online',
   ):
-    try:
-      import wandb
-    except ImportError as error:
-      message = "WandB needs the package wandb: run pip install 't2x[wandb]'"
-      raise UserError(message) from error
-    super().__init__(folder, 'wandb.json')
+    super().__init__(folder, 'wandb.json', 'wandb')
     self.state['id'] = self.state['id'] or os.urandom(8).hex()
     self.save()
-    self._run = wandb.init(
+    self._run = self.client.init(
       project=project,
       entity=entity,
       name=name or self.name,
@@ -172,9 +164,6 @@ class MLflow(Tracker):
     uri: address of the server, or a local database ('sqlite:///mlflow.db'); None for MLFLOW_TRACKING_URI.
     experiment: name of the experiment; created if it does not exist.
     name: name of the run; None for the name of the folder.
-
-  Raises:
-    UserError: the package mlflow is not installed.
   """
 
   def __init__(
@@ -188,57 +177,38 @@ class MLflow(Tracker):
     # A server that does not answer must not block training for minutes.
     os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '1')
     os.environ.setdefault('MLFLOW_HTTP_REQUEST_TIMEOUT', '10')
-    try:
-      import mlflow
-      from mlflow import entities
-    except ImportError as error:
-      message = "MLflow needs the package mlflow: run pip install 't2x[mlflow]'"
-      raise UserError(message) from error
-    super().__init__(folder, 'mlflow.json')
-    self._entities, self._client = entities, mlflow.MlflowClient(tracking_uri=uri)
-    if self.state['id'] is None:
-      self._create(experiment, name or self.name)
-    else:
-      self._client.update_run(self.state['id'], status='RUNNING')
-
-  def _create(self, experiment: str, name: str) -> None:
-    existing = self._client.get_experiment_by_name(experiment)
-    if existing is None:
-      number = self._client.create_experiment(experiment)
-    else:
-      number = existing.experiment_id
-    self.state['id'] = self._client.create_run(number, run_name=name).info.run_id
+    super().__init__(folder, 'mlflow.json', 'mlflow')
+    self._server = self.client.MlflowClient(tracking_uri=uri)
+    if self.state['id'] is not None:
+      self._server.update_run(self.state['id'], status='RUNNING')
+      return
+    existing = self._server.get_experiment_by_name(experiment)
+    number = existing.experiment_id if existing else self._server.create_experiment(experiment)
+    self.state['id'] = self._server.create_run(number, run_name=name or self.name).info.run_id
     self.save()
-    params = [
-      self._entities.Param(_mlflow_key(key), str(value)[:_MAX_PARAM])
-      for key, value in self.config().items()
-    ]
-    for start in range(0, len(params), _MAX_PARAMS):
-      self._client.log_batch(self.state['id'], params=params[start : start + _MAX_PARAMS])
+    self._log('params', [(key, str(value)[:6000]) for key, value in self.config().items()])
+
+  def _log(self, kind: str, entries: Sequence[tuple[Any, ...]]) -> None:
+    """Sends params or metrics, of which MLflow accepts 100 per request, with the names that it allows."""
+    entity = {'params': 'Param', 'metrics': 'Metric'}[kind]
+    build = getattr(self.client.entities, entity)
+    made = [build(_mlflow_key(name), *values) for name, *values in entries]
+    for start in range(0, len(made), 100):
+      self._server.log_batch(self.state['id'], **{kind: made[start : start + 100]})
 
   def _send(self, step, numbers):
     now = int(1000 * time.time())
-    metrics = [
-      self._entities.Metric(_mlflow_key(key), value, now, step)
-      for key, value in numbers.items()
-      if math.isfinite(value)
-    ]
-    for start in range(0, len(metrics), _MAX_METRICS):
-      self._client.log_batch(self.state['id'], metrics=metrics[start : start + _MAX_METRICS])
+    finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+    self._log('metrics', [(name, value, now, step) for name, value in finite.items()])
 
   def _summarise(self, summary):
-    texts = {key: value for key, value in summary.items() if isinstance(value, str)}
     numbers = {key: float(value) for key, value in summary.items() if not isinstance(value, str)}
     self._send(max(self.state['steps'].values(), default=0), numbers)
-    for key, text in texts.items():
-      self._client.set_tag(self.state['id'], _mlflow_key(key), text)
+    for key in summary.keys() - numbers.keys():
+      self._server.set_tag(self.state['id'], _mlflow_key(key), summary[key])
 
   def _end(self, finished):
-    self._client.set_terminated(self.state['id'], 'FINISHED' if finished else 'KILLED')
-
-
-# Limits of MLflow: entries per request, characters of a parameter.
-_MAX_PARAMS, _MAX_METRICS, _MAX_PARAM = 100, 1000, 6000
+    self._server.set_terminated(self.state['id'], 'FINISHED' if finished else 'KILLED')
 
 
 def _mlflow_key(name: str) -> str:
@@ -271,12 +241,8 @@ class Guarded:
     self._writer: MetricWriter | None = None
     self._pause = self._retry_at = 0.0
     self._lost = 0
-    try:
-      self._writer = build(folder)
-    except UserError:
-      raise
-    except Exception as error:
-      self._failed(error)
+    self._call(lambda writer: None)
+    self._lost = 0  # The constructor is no write.
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Writes metrics; drops them during a pause."""
@@ -300,27 +266,25 @@ class Guarded:
       self._lost += 1
       return
     try:
-      if self._writer is None:
-        self._writer = self._build(self._folder)
+      self._writer = self._writer or self._build(self._folder)
       action(self._writer)
     except Exception as error:
+      if self._writer is None and isinstance(error, UserError):
+        raise
       self._lost += 1
-      self._failed(error)
+      if not self._pause:
+        log.warning(
+          '%s: %s; training continues without it, and tries it again later',
+          self._name,
+          error_line(error),
+        )
+        log.debug('%s failed', self._name, exc_info=error)
+      self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _MAX_PAUSE)
+      self._retry_at = self._clock() + self._pause
       return
     if self._pause:
       log.warning('%s works again; %d writes were lost', self._name, self._lost)
       self._pause, self._lost = 0.0, 0
-
-  def _failed(self, error: Exception) -> None:
-    if not self._pause:
-      log.warning(
-        '%s: %s; training continues without it, and tries it again later',
-        self._name,
-        error_line(error),
-      )
-      log.debug('%s failed', self._name, exc_info=error)
-    self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _MAX_PAUSE)
-    self._retry_at = self._clock() + self._pause
 
   @property
   def _name(self) -> str:

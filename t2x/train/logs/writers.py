@@ -14,9 +14,8 @@ from typing import IO, Any, Protocol, runtime_checkable
 
 import numpy as np
 from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from t2x.base.errors import UserError
@@ -48,28 +47,10 @@ class MetricWriter(Protocol):
 class Silent:
   """Writer and terminal without output, for all processes of a run except the first."""
 
-  def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Ignores the metrics."""
-
-  def text(self, step: int, name: str, text: str) -> None:
-    """Ignores the text."""
-
-  def image(self, step: int, name: str, image: np.ndarray) -> None:
-    """Ignores the image."""
-
   width = 80
 
-  def watch(self, waiting: Waiting) -> None:
-    """Does nothing."""
-
-  def step(self, step: int) -> None:
-    """Does nothing."""
-
-  def print(self, text: str) -> None:
-    """Does nothing."""
-
-  def close(self) -> None:
-    """Does nothing."""
+  def __getattr__(self, name: str) -> Callable[..., None]:
+    return lambda *arguments: None
 
 
 class JsonLines:
@@ -81,23 +62,18 @@ class JsonLines:
     path: the file; created if it does not exist.
     after: step from which a run resumes. Lines of later steps and an incomplete last line are removed, so
       that the file becomes equal to that of an uninterrupted run. None keeps all complete lines.
+    repeated: a split of the step `after` whose line is removed, too, because it will be written again.
   """
 
-  def __init__(self, path: Path | str, after: int | None = None):
+  def __init__(self, path: Path | str, after: int | None = None, repeated: str | None = None):
     self.path = Path(path)
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    self.truncate_after(after)
+    if self.path.exists():
+      lines = self.path.read_bytes().splitlines(keepends=True)
+      retained = [line for line in lines if _keep(line, after, repeated)]
+      if retained != lines:
+        write_atomically(self.path, b''.join(retained))
     self._file: IO[str] = self.path.open('a', encoding='utf-8')
-
-  def truncate_after(self, step: int | None) -> None:
-    """Removes lines of steps after `step` and an incomplete last line."""
-    if not self.path.exists():
-      return
-    with self.path.open('rb') as file:
-      lines = list(file)
-    retained = [line for line in lines if _keep(line, step)]
-    if retained != lines:
-      write_atomically(self.path, b''.join(retained))
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Appends a line.
@@ -124,9 +100,12 @@ class JsonLines:
     self._file.close()
 
 
-def _keep(line: bytes, step: int | None) -> bool:
+def _keep(line: bytes, after: int | None, repeated: str | None) -> bool:
   try:
-    return line.endswith(b'\n') and (step is None or json.loads(line)['step'] <= step)
+    fields = json.loads(line) if line.endswith(b'\n') else {}
+    if after is None:
+      return bool(fields)
+    return fields['step'] <= after and (fields['step'], fields['split']) != (after, repeated)
   except (ValueError, KeyError, TypeError):
     return False
 
@@ -227,6 +206,17 @@ class TensorBoard:
       self._records = None
 
 
+class _Status(ProgressColumn):
+  """The text of a function, on a line that is not wrapped."""
+
+  def __init__(self, text: Callable[[Task], str]):
+    super().__init__(Column(no_wrap=True))
+    self._text = text
+
+  def render(self, task: Task) -> Text:
+    return Text(self._text(task), no_wrap=True, overflow='ellipsis')
+
+
 class Terminal:
   """Shows step, loss, speed and remaining time on a live line of stderr.
 
@@ -250,25 +240,30 @@ class Terminal:
     file: Any = None,
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
-    self._step, self._first = start, (start, 0.0)
-    self._metrics_text = self._remaining = self._train_line = ''
+    self._metrics_text = self._train_line = ''
     self._printed = -math.inf
     self._stopping = stop_flag()
     self._waiting: Waiting = lambda: None
     # sys.stderr is read at each use: a test or a notebook may replace it.
     self._file = file
     self._console = console() if file is None else Console(file=file, highlight=False)
-    self._live: Live | None = None
-    if self._console.is_terminal and not self._console.is_dumb_terminal:
-      self._live = Live(
-        get_renderable=self._line,
-        console=self._console,
-        transient=True,
-        refresh_per_second=2,
-        redirect_stdout=file is None,
-        redirect_stderr=file is None,
-      )
-      self._live.start()
+    self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+    self._progress = Progress(
+      TextColumn('step {task.completed}/{task.total}'),
+      BarColumn(None, table_column=Column(max_width=20)),
+      _Status(self._status),
+      TextColumn('  '),  # Space for the ^C that the terminal echoes: the line must not wrap.
+      console=self._console,
+      transient=True,
+      refresh_per_second=2,
+      speed_estimate_period=math.inf,
+      redirect_stdout=file is None,
+      redirect_stderr=file is None,
+      disable=not self._live,
+    )
+    # The first step compiles: the estimated time starts after it.
+    self._task = self._progress.add_task('', total=num_steps, completed=start)
+    self._progress.start()
 
   @property
   def width(self) -> int:
@@ -281,10 +276,7 @@ class Terminal:
 
   def step(self, step: int) -> None:
     """Shows the number of a step that was dispatched to the device."""
-    now = time.monotonic()
-    if not self._first[1]:
-      self._first = step, now  # The first step compiles: it is not in the estimate.
-    self._step, self._remaining = step, self._estimate(step, now)
+    self._progress.update(self._task, completed=step)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Shows train metrics on the live line and prints all other metrics above it.
@@ -303,11 +295,12 @@ class Terminal:
       self._metrics_text += f'  {rate:,.0f} {self.unit}/s'
     if 'mfu' in metrics:
       self._metrics_text += f'  MFU {metrics["mfu"]:.1%}'
-    remaining = f'  {self._remaining} left' if step < self.num_steps and self._remaining else ''
-    self._train_line = f'step {step} train: {self._metrics_text}'
-    if self._live is None:
-      self._train_line = f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}'
-    is_due = self._live is None and time.monotonic() - self._printed >= self.every
+    if self._live:
+      self._train_line = f'step {step} train: {self._metrics_text}'
+    else:
+      items = [self._metrics_text, *_remaining(self._progress.tasks[0])]
+      self._train_line = f'step {step}/{self.num_steps}  {"  ".join(items)}'
+    is_due = not self._live and time.monotonic() - self._printed >= self.every
     if is_due or step == self.num_steps:
       self._print_train()
 
@@ -317,30 +310,16 @@ class Terminal:
       self.print(self._train_line)
       self._train_line, self._printed = '', time.monotonic()
 
-  def _line(self) -> Table:
-    """Returns the live line: step, progress bar, loss and speed, current activity or remaining time."""
-    head = f'step {self._step}/{self.num_steps}'
-    waiting = self._waiting()
-    items = [self._metrics_text]
+  def _status(self, task: Task) -> str:
+    """Returns loss and speed, and the current activity or the remaining time."""
+    items, waiting = [self._metrics_text], self._waiting()
     if waiting is not None and waiting[1] >= 1.0:
       items.append(f'{waiting[0]} ({clock(waiting[1])})')
-    elif self._remaining:
-      items.append(f'{self._remaining} left')
+    else:
+      items += _remaining(task)
     if self._stopping():
       items.append('interrupted: saving and stopping')
-    tail = '  '.join(filter(None, items))
-    # Space for the ^C that the terminal echoes: the line must not wrap.
-    room = self._console.width - len(head) - len(tail) - 2 - len('^C^C')
-    bar = ProgressBar(self.num_steps, self._step, width=min(room, 20)) if room >= 5 else ''
-    line = Table.grid(padding=(0, 1))
-    line.add_row(Text(head), bar, Text(tail, no_wrap=True, overflow='ellipsis'))
-    return line
-
-  def _estimate(self, step: int, now: float) -> str:
-    first, since = self._first
-    if step <= first or step >= self.num_steps:
-      return ''
-    return clock((now - since) / (step - first) * (self.num_steps - step))
+    return '  '.join(filter(None, items))
 
   def print(self, text: str) -> None:
     """Prints a text above the live line."""
@@ -348,9 +327,12 @@ class Terminal:
 
   def close(self) -> None:
     """Removes the live line."""
-    if self._live is not None:
-      self._live.stop()
-      self._live = None
+    self._progress.stop()
+
+
+def _remaining(task: Task) -> list[str]:
+  """Returns the remaining time of a task as an item of a line; [] if it is unknown or has passed."""
+  return [f'{clock(task.time_remaining)} left'] if task.time_remaining else []
 
 
 def format_value(value: Any) -> str:

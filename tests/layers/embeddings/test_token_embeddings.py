@@ -8,8 +8,8 @@ from flax import nnx
 from halved import Halved
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, Tokens, ones
-from t2x.layers.constraints import use_layout
 from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.models import LMHead
 
@@ -108,7 +108,7 @@ def test_gradients_of_tied_logits_match_a_product(dtype):
 def test_logits_and_their_gradients_equal_float64(rest, axis, layout):
   x, weights = normal(0, *rest, 12), normal(1, *rest, 40)
   table = normal(2, 12, 40) if axis == 0 else normal(2, 40, 12)
-  with use_layout(layout):
+  with in_step(layout=layout):
     logits, pullback = jax.vjp(lambda x, table: float32_logits(x, table, axis), x, table)
     dx, dtable = pullback(weights)
   rows, changes = (np.asarray(a, np.float64).reshape(-1, a.shape[-1]) for a in (x, weights))

@@ -9,7 +9,7 @@ import pytest
 from t2x.train.faults import Stop
 from t2x.train.logs import run_logger
 from t2x.train.logs.run_logger import RunLogger
-from t2x.train.step import StepSums
+from t2x.train.logs.step_sums import StepSums
 
 
 class Machine:

@@ -8,8 +8,7 @@ import pytest
 from points import BATCH, points
 
 from t2x.train import train
-from t2x.train.flops import Flops
-from t2x.train.logs.speed import PEAK_FLOPS, peak_flops, step_flops
+from t2x.train.logs.flops import PEAK_FLOPS, Flops, peak_flops, step_flops
 from t2x.train.logs.summary import start_screen
 from t2x.train.logs.writers import Terminal
 from t2x.train.run import TrainingRun

@@ -34,7 +34,7 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
-from t2x.train.flops import flops_per_token
+from t2x.train.logs.flops import flops_per_token
 from t2x.train.logs.summary import (
   attention_kernels,
   end_screen,

@@ -42,7 +42,7 @@ class Folder(Tracker):
   """A tracker that keeps what it gets in a list."""
 
   def __init__(self, folder):
-    super().__init__(folder, 'folder.json')
+    super().__init__(folder, 'folder.json', 'json')
     self.sent, self.ends = [], []
 
   def _send(self, step, numbers):

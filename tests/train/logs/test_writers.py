@@ -193,7 +193,7 @@ def live_line(monkeypatch):
     def line():
       out.seek(0)
       out.truncate()
-      terminal._live.refresh()
+      terminal._progress.refresh()
       return re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', out.getvalue()).strip()
 
     return terminal, line
@@ -203,7 +203,7 @@ def live_line(monkeypatch):
     terminal.close()
 
 
-@pytest.mark.parametrize('columns', [55, 80, 120])
+@pytest.mark.parametrize('columns', [60, 80, 120])
 def test_the_live_line_shows_step_loss_speed_and_time_left_and_fits(live_line, columns):
   terminal, line = live_line(columns)
   terminal.write(4001, 'train', {'loss': 0.125, 'examples_per_second': 7})

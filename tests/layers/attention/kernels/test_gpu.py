@@ -13,6 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers.attention.kernels import (
   XLA,
   AttentionInputs,
@@ -22,7 +23,6 @@ from t2x.layers.attention.kernels import (
   DotProduct,
   PallasMHA,
 )
-from t2x.layers.constraints import use_layout
 from t2x.layers.patterns.algebra import Causal, Full, Window
 from t2x.layers.tokens import RowLayout, Tokens
 
@@ -131,7 +131,7 @@ def test_unsupported_calls_of_pallas_mha_are_refused(gpu):
 @pytest.mark.parametrize('axis', ['batch', 'length', 'heads'])
 def test_pallas_mha_refuses_arrays_that_are_split_over_devices(gpu, axis):
   call = inputs(*arrays(3, dtype=jnp.bfloat16), Causal(), packed())
-  with use_layout(Halved(axis)):
+  with in_step(layout=Halved(axis)):
     assert 'split over devices' in PallasMHA(16, 16).supports(call)
 
 

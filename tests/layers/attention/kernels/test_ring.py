@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import Auto, Blocks, Causal, Full, Global, Logits, Marked, Ring, Window
 from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
 from t2x.layers.attention.kernels.ring import _route
 from t2x.layers.attention.kernels.schedule import tiles_of_blocks
-from t2x.layers.constraints import use_layout
 from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens
 from t2x.parallel import Activations, Mesh
@@ -90,7 +90,7 @@ def given(length, rate=0.0, scores=None):
 def split():
   """Rows are split over four devices, which need not exist."""
   mesh = Mesh(data=1, context=4)
-  with use_layout(Activations(mesh.abstract(4), mesh.activation_rules)):
+  with in_step(layout=Activations(mesh.abstract(4), mesh.activation_rules)):
     yield
 
 

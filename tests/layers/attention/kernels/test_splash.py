@@ -12,6 +12,7 @@ from flax import nnx
 from halved import Halved
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import (
   ALiBi,
   AttentionInputs,
@@ -30,7 +31,6 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.constraints import use_layout
 from t2x.layers.tokens import RowLayout
 
 BATCH, LENGTH, HEADS, KV_HEADS, DIM, V_DIM = 2, 256, 4, 2, 8, 16
@@ -263,7 +263,7 @@ def test_other_platforms_need_the_interpreter():
 
 
 def test_rows_that_are_split_over_devices_are_refused():
-  with use_layout(Halved('length')):
+  with in_step(layout=Halved('length')):
     assert 'split over devices' in KERNEL.supports(inputs())
 
 

@@ -1,10 +1,12 @@
-"""Checks of an experiment: its shapes (without weights, data or devices), and its data.
+"""Checks of an experiment: its shapes (without weights, data or devices), its data, and the sizes of its activations.
 
-Both are checked before the first step, so that errors in an evaluation do not end a run hours later.
+Shapes and data are checked before the first step, so that errors in an evaluation do not end a run hours later.
 """
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +15,20 @@ import numpy as np
 from flax import nnx
 
 from t2x.base.errors import UserError
+from t2x.base.text_table import text_table
 from t2x.data import Batches
 from t2x.layers import Pattern
 from t2x.layers.patterns.image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task
+from t2x.tasks.inspection import Inspection, in_order
 from t2x.train.mup import check_same
-from t2x.train.program import TrainProgram, evaluation_in_errors
-from t2x.train.teacher import FrozenTeacher
+from t2x.train.program import Program
+from t2x.train.schedules import Constant
 
 if TYPE_CHECKING:
-  from t2x.train.experiment import Experiment
+  from t2x.train.experiment import Experiment, Teacher
   from t2x.train.run import TrainingRun
 
 __all__ = ['check_experiment', 'draw_patterns', 'layout_report']
@@ -50,23 +54,24 @@ def check_experiment(
   if experiment.model is None:
     return 'Experiment.model is not set: no shapes checked'
   values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
-  program = TrainProgram(experiment.with_trainer(mesh.size), values, mesh)
+  program = Program(experiment.with_trainer(mesh.size), values, mesh)
+  state = jax.tree.leaves((program.abstract, program.frozen))
   report = f'{program.blueprint.size:,} parameters'
-  if program.teacher is not None:
-    report += f'; {_check_teacher(program.teacher, program.frozen)}'
+  if experiment.teacher is not None:
+    report += f'; {_check_teacher(experiment.teacher, program)}'
   if experiment.init_from is not None:
     report += f'; {_check_init_from(experiment, program)}'
   if experiment.task is None or experiment.trainer is None:
     return report
-  program.check_step()
-  program.check_evaluations()
-  state = jax.tree.leaves((program.abstract, program.frozen))
+  scalars = dict.fromkeys(hyperparameters, jax.ShapeDtypeStruct((), np.float32))
+  jax.eval_shape(program.step(), program.abstract, program.frozen, program.batch(), scalars)
+  check_evaluations(program)
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
   report += f', train state {size / 2**30:.2f} GiB'
   if experiment.trainer.groups:
     report += f'\n{program.groups.table()}'
-  if program.scaling is not None:
-    report += f'\n{program.scaling.table()}'
+  if (scaling := program.experiment.scaling()) is not None:
+    report += f'\n{scaling.table()}'
   return report
 
 
@@ -79,16 +84,44 @@ def check_vocabulary(task: Task | None) -> None:
     )
 
 
-def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:
+def check_evaluations(program: Program) -> None:
+  """Traces the evaluation step of the task and of each of `Experiment.evaluations`, without running it.
+
+  Raises:
+    UserError: the model does not support an evaluation, for example because its rows are too long.
+  """
+  params = program.params_abstract()
+  for name in (None, *program.experiment.evaluations):
+    task = program.experiment.evaluated_task(name)
+    with _evaluation_in_errors(name):
+      program.check_fit(task)
+      (part, *_) = task.parts.values()
+      jax.eval_shape(program.eval_step(name), params, program.batch(part))
+
+
+@contextlib.contextmanager
+def _evaluation_in_errors(name: str | None) -> Iterator[None]:
+  """Prefixes errors in the context with the name in `Experiment.evaluations`; None adds no prefix."""
+  try:
+    yield
+  except UserError as error:
+    if name is None:
+      raise
+    message = f"Experiment.evaluations['{name}']: {error}"
+    raise UserError(message, error.exit_code) from error
+
+
+def _check_teacher(teacher: 'Teacher', program: Program) -> str:
   """Describes the teacher: number of parameters, and the run that they come from, which may not exist yet."""
-  size, run = f'teacher with {teacher.blueprint.size:,} parameters', teacher.teacher.init_from.run
+  assert program.teacher is not None
+  size, run = f'teacher with {program.teacher.size:,} parameters', teacher.init_from.run
   if not Path(run).is_dir():
     return f'{size} (its run {run} does not exist yet)'
-  _, source = teacher.plan(frozen)
+  _, source = teacher.plan(program.frozen)
   return f'{size}, {source}'
 
 
-def _check_init_from(experiment: 'Experiment', program: TrainProgram) -> str:
+def _check_init_from(experiment: 'Experiment', program: Program) -> str:
   """Describes the parameters that would be loaded from the other run, which may not exist yet."""
   init_from = experiment.init_from
   assert init_from is not None
@@ -114,7 +147,7 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
     raise UserError('Experiment.model is not set: the table of shardings needs a model')
   settings = experiment.mesh
   mesh: Any = settings.abstract(num_devices or settings.num_devices or _default_devices(experiment))
-  program = TrainProgram(experiment.with_trainer(mesh.size), mesh=mesh)
+  program = Program(experiment.with_trainer(mesh.size), mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
   if program.frozen:
@@ -151,7 +184,7 @@ def check_splits(run: 'TrainingRun') -> None:
   with run.processes.process_zero_first():
     run.task.check_split(run.task.train_split)
     for name, task, split in _eval_splits(run):
-      with evaluation_in_errors(name):
+      with _evaluation_in_errors(name):
         task.check_split(split)
 
 
@@ -171,9 +204,9 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
   task, model = run.task, run.program.blueprint.shapes
   task.check_rows(task.train_split, rows)
   _check_batch(task, batches[0], len(batches.part), task.train_split)
-  run.program.check_evaluations()
+  check_evaluations(run.program)
   for name, task, split in _eval_splits(run):
-    with evaluation_in_errors(name):
+    with _evaluation_in_errors(name):
       for part in task.parts.values():
         part_split = task.split_of(part, split)
         rows = run.rows(part_split, part)
@@ -235,3 +268,90 @@ def draw_patterns(
     name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
     draw(pattern, name, length=length)
     yield name, pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Mean absolute values of one model (coordinate check of muP, https://arxiv.org/abs/2203.03466, appendix D.1).
+
+  They are those of the outputs of each layer, and of the logits.
+
+  Attributes:
+    initial: before the first step.
+    change: of the difference to the first values, after the last step.
+  """
+
+  initial: Mapping[str, float]
+  change: Mapping[str, float]
+
+
+def coordinates(experiment: 'Experiment', num_steps: int) -> Sizes:
+  """Trains a model on one batch, without warm-up, and computes the sizes of its activations.
+
+  Args:
+    experiment: needs a model, a task and a trainer.
+    num_steps: number of steps.
+
+  Raises:
+    UserError: the task is a mixture, or its schedule has no peak.
+  """
+  _, task, trainer = experiment.complete()
+  if len(task.parts) > 1:
+    raise UserError('--coordinates needs a single task, not a mixture')
+  schedule = Constant(peak=trainer.schedule.peak)
+  trainer = dataclasses.replace(trainer, schedule=schedule, num_steps=num_steps, eval_every=0)
+  bound = dataclasses.replace(experiment, trainer=trainer).bound(task.fit_tokenizer())
+  program, task = Program(bound), bound.evaluated_task()
+  rows = task.rows(task.train_split)
+  batch: Any = task.batches(rows, batch_size=trainer.batch_size, seed=trainer.seed)[0]
+  state, frozen = program.init(trainer.seed)
+  step = program.train_step()
+  first = _activations(program, state.params, frozen, batch)
+  for _ in range(num_steps):
+    state, _ = step(state, frozen, batch)
+  last = _activations(program, state.params, frozen, batch)
+  return Sizes(
+    {name: float(np.abs(x).mean()) for name, x in first.items()},
+    {name: float(np.abs(last[name] - x).mean()) for name, x in first.items()},
+  )
+
+
+def _activations(
+  program: Program, params: Any, frozen: Any, batch: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+  """Returns the outputs of each layer and the logits, without dropout."""
+  model = program.blueprint.model(program.groups.join(params, frozen))
+  names = {'images': 'image', 'a text': 'tokens', 'a source and a target': 'source'}
+  inputs, targets = np.asarray(batch[names[model.spec.inputs]]), batch.get('target')
+  logits, recorded = Inspection(model, None).outputs(inputs, targets, frozenset({'hidden'}))
+  activations = {}
+  for side in ('', 'encoder', 'decoder'):
+    start = f'{side}.' if side else ''
+    own = {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
+    for number, layer in enumerate(in_order(own, 'hidden')):
+      activations[f'{start}layer {number}'] = layer
+  return activations | {'logits': logits}
+
+
+def coordinates_table(widths: Sequence[float], sizes: Sequence[Sizes], num_steps: int) -> str:
+  """Returns a table of the sizes by width, with the power of the width that fits them best.
+
+  Args:
+    widths: the widths.
+    sizes: the result of `coordinates` for each width.
+    num_steps: number of steps.
+  """
+  rows = [('', *(f'{width:g}' for width in widths), 'power of the width')]
+  for title, field in (('initial', 'initial'), (f'change in {num_steps} steps', 'change')):
+    for name in sizes[0].initial:
+      values = [getattr(size, field)[name] for size in sizes]
+      cells = (f'{value:.3g}' for value in values)
+      rows.append((f'{title}, {name}', *cells, f'{power(widths, values):+.2f}'))
+  return text_table(rows, '<' + '>' * (len(widths) + 1))
+
+
+def power(widths: Sequence[float], values: Sequence[float]) -> float:
+  """Returns the slope of log(values) over log(widths); NaN if a value is 0 or not finite."""
+  if not all(0 < value < math.inf for value in values):
+    return math.nan
+  return float(np.polyfit(np.log(widths), np.log(values), 1)[0])

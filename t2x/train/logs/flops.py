@@ -8,12 +8,15 @@ and unchunked logits, so the count does not depend on kernels, remat policy or m
 Attention counts the pairs of query and key that its pattern shows: under Causal() n (n + 1) / 2 of n^2, in a window
 those of the window. Segments and marks are ignored. The count with all pairs is reported beside it; for a dense
 decoder it is 6 N + 12 L d T, as in PaLM (https://arxiv.org/abs/2204.02311, appendix B).
+
+Model FLOPs utilisation (MFU, ibid.) is the model FLOPs of the train steps of a second, divided by the peak of the devices.
+All positions of a batch count, padding included; recomputation does not.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,9 @@ from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.layers.counting import PAIRS, TOKEN_SUMS
 from t2x.models import LogitHead
 from t2x.tasks import Task
+
+if TYPE_CHECKING:
+  from t2x.train.program import Program
 
 # What the number is, for the pages that print it.
 CONVENTION = 'attention counts the pairs that its pattern shows'
@@ -181,3 +187,60 @@ def _inner_jaxprs(equation: Any) -> Iterator[Any]:
       inner = getattr(item, 'jaxpr', item)
       if hasattr(inner, 'eqns'):
         yield inner
+
+
+# Peak FLOPs per second of dense bfloat16 products, without sparsity, by `jax.Device.device_kind`. NVIDIA's data
+# sheets list twice these numbers for 2:4 sparsity. Parts of a GPU (MIG) have other names, which are not listed.
+PEAK_FLOPS = {
+  # https://cloud.google.com/tpu/docs/v4, v5e, v5p, v6e: per chip, which is one device.
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+  # https://www.nvidia.com/en-us/data-center/a100
+  'NVIDIA A100-SXM4-40GB': 312e12,
+  'NVIDIA A100-SXM4-80GB': 312e12,
+  'NVIDIA A100-PCIE-40GB': 312e12,
+  'NVIDIA A100 80GB PCIe': 312e12,
+  # https://www.nvidia.com/en-us/data-center/h100 and h200
+  'NVIDIA H100 80GB HBM3': 989e12,
+  'NVIDIA H100 PCIe': 756e12,
+  'NVIDIA H100 NVL': 835e12,
+  'NVIDIA GH200 480GB': 989e12,
+  'NVIDIA H200': 989e12,
+  'NVIDIA H200 NVL': 835e12,
+  # https://www.nvidia.com/en-us/data-center/hgx and gb200-nvl72
+  'NVIDIA B200': 2250e12,
+  'NVIDIA GB200': 2500e12,
+  # https://www.nvidia.com/en-us/data-center/l4 and l40s
+  'NVIDIA L4': 121e12,
+  'NVIDIA L40S': 362e12,
+}
+
+
+def peak_flops(program: 'Program') -> float | None:
+  """Returns the peak FLOPs per second of all devices of a program; None if it is unknown.
+
+  It is known for bfloat16 on the devices of `PEAK_FLOPS`. None is also returned for batches of different lengths, for
+  which the FLOPs of a step are not constant.
+  """
+  if program.trainer.compute_dtype != 'bfloat16':
+    return None
+  task = program.experiment.task
+  if task is None or task.row_lengths:
+    return None
+  peak = PEAK_FLOPS.get(program.mesh.devices.flat[0].device_kind)
+  return None if peak is None else peak * program.mesh.size
+
+
+def step_tokens(program: 'Program') -> int:
+  """Returns the tokens of a train step, padding included."""
+  return program.trainer.batch_size * sum(program.row_lengths.values())
+
+
+def step_flops(program: 'Program') -> float:
+  """Returns the model FLOPs of a train step ."""
+  return program.flops.visible * step_tokens(program)

@@ -15,7 +15,7 @@ from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import Params
-from t2x.train.program import EvalProgram, EvalStep
+from t2x.train.program import EvalStep, Program
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
@@ -43,19 +43,16 @@ class Inference:
     experiment: 'Experiment',
     tokenizer: Tokenizer | None,
     processes: Processes | None = None,
-    program: EvalProgram | None = None,
+    program: Program | None = None,
     batch_size: int | None = None,
   ):
     self.processes, self.tokenizer = processes or Processes(), tokenizer
     self.experiment = experiment.bound(tokenizer)
-    self.program: Any = program or self._program(batch_size)
+    self.program = program or Program(self.experiment, batch_size=batch_size)
     self.mesh = self.program.mesh
     self.batch_sharding = batch_sharding(self.mesh)
     self.batch_size = self.program.batch_size
     self.part = process_part(self.batch_sharding, self.batch_size)
-
-  def _program(self, batch_size: int | None) -> EvalProgram:
-    return EvalProgram(self.experiment, batch_size=batch_size)
 
   @property
   def task(self) -> Task:
@@ -231,7 +228,7 @@ class _Evaluated:
 
 
 def saved_params(
-  program: EvalProgram, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
+  program: Program, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
 ) -> tuple[Params, int, dict[str, str]]:
   """Reads all parameters that evaluation uses from a checkpoint.
 

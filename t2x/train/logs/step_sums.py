@@ -1,5 +1,6 @@
-"""Norms of gradients, parameters and updates by layer, computed inside the train step."""
+"""What a train step reports: sums of its metrics, and norms of gradients, parameters and updates."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.models.losses import Sums
 from t2x.train.params import ParamInfo
 
 KINDS = ('gradient', 'parameter', 'update')
@@ -67,3 +69,64 @@ def _layers(info: ParamInfo) -> list[tuple[str, int]]:
     return [(info.name.partition('.')[0], -1)]
   stack = info.name.partition('.blocks.')[0]
   return [(stack, users[0]) for users in info.layers]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepSums:
+  """Sums and norms of a step, packed into one array that the host fetches in one transfer.
+
+  Attributes:
+    names: names of the sums, in order.
+    values: sum and weight of each name, the gradient norms, then the norms by layer; float32
+      [..., 2 * num_names + num_params + num_layer_names].
+    layer_names: names of the norms by layer; () without `Trainer.layer_norms`.
+  """
+
+  names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
+  values: Any
+  layer_names: tuple[str, ...] = dataclasses.field(default=(), metadata={'static': True})
+
+  @classmethod
+  def pack(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
+    """Packs (sum, weight) by name and the gradient norms."""
+    flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
+    return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
+
+  def with_layer_norms(
+    self, layer_norms: LayerNorms | None, gradients: Any, params: Any, updates: Any
+  ) -> 'StepSums':
+    """Returns the sums with norms by layer; without `layer_norms` unchanged."""
+    if layer_norms is None:
+      return self
+    values = jnp.concatenate([self.values, layer_norms(gradients, params, updates)])
+    return dataclasses.replace(self, values=values, layer_names=layer_norms.names)
+
+  @property
+  def sums(self) -> Sums:
+    """Pairs (sum, weight) by name."""
+    return {
+      name: (self.values[..., 2 * i], self.values[..., 2 * i + 1])
+      for i, name in enumerate(self.names)
+    }
+
+  @property
+  def norms(self) -> Any:
+    """Gradient norm of each trained parameter, in the order of their sorted names."""
+    return self.values[..., 2 * len(self.names) : self._num_values]
+
+  @property
+  def layer_norms(self) -> dict[str, Any]:
+    """Norms by layer, by name."""
+    return {name: self.values[..., self._num_values + i] for i, name in enumerate(self.layer_names)}
+
+  @property
+  def _num_values(self) -> int:
+    """Number of the values before the norms by layer."""
+    return self.values.shape[-1] - len(self.layer_names)
+
+  @property
+  def loss(self) -> float:
+    """Mean loss of the step; waits for the device."""
+    total, weight = jax.device_get(self).sums['loss']
+    return float(total / weight)

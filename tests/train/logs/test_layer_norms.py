@@ -14,8 +14,8 @@ from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Group, Trainer, TrainProgram, train
-from t2x.train.layer_norms import LayerNorms
+from t2x.train import AdamW, Constant, Experiment, Group, Program, Trainer, train
+from t2x.train.logs.step_sums import LayerNorms
 from t2x.train.params import ParamInfo
 
 
@@ -46,7 +46,7 @@ def experiment(num_blocks=1, **settings):
 
 def step(experiment):
   """The state before and after a step, and what the step returned."""
-  program = TrainProgram(experiment)
+  program = Program(experiment)
   state, frozen = program.init(0)
   rng = np.random.default_rng(0)
   batch = {
@@ -140,7 +140,7 @@ def test_norms_are_appended_to_the_sums_and_change_no_parameter():
   batch = {'x': jnp.ones((BATCH, 3)), 'y': jnp.ones(BATCH)}
 
   def step(layer_norms):
-    program = TrainProgram(points(layer_norms=layer_norms))
+    program = Program(points(layer_norms=layer_norms))
     return jax.device_get(jax.jit(program.step())(*program.init(0), batch))
 
   (plain_state, plain), (state, sums) = step(False), step(True)

@@ -26,14 +26,15 @@ from t2x.train import (
   Experiment,
   Group,
   LayerDecay,
+  Program,
   Trainer,
   TrainingRun,
-  TrainProgram,
   train,
 )
 from t2x.train.checkpoints.saved_params import SavedParams
-from t2x.train.inference import saved_params
-from t2x.train.params import Blueprint, Groups
+from t2x.train.evaluation import saved_params
+from t2x.train.groups import Groups
+from t2x.train.params import Blueprint
 
 LAYERS = 4
 MLP_UP = 'body.stack.blocks.0.feed_forward.up.kernel'
@@ -74,7 +75,7 @@ def batch(seed=0):
 
 def stepped(made, num=3):
   """All parameters before and after some steps, and the last gradient norm."""
-  program = TrainProgram(made)
+  program = Program(made)
   state, frozen = program.init(0)
   before = program.groups.join(state.params, frozen)
   step = jax.jit(program.step())
@@ -151,7 +152,7 @@ def test_frozen_layers_stay_as_they_were_and_have_no_optimizer_state():
       assert (np.asarray(after[name][2:]) != before[name][2:]).any(), name
   shapes = {
     jax.tree_util.keystr(path): leaf.shape
-    for path, leaf in jax.tree_util.tree_leaves_with_path(TrainProgram(made).abstract.opt_state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(Program(made).abstract.opt_state)
   }
   assert not any('embedding.table' in name for name in shapes)
   assert {shape[0] for name, shape in shapes.items() if 'body.stack' in name} == {2}
@@ -160,9 +161,7 @@ def test_frozen_layers_stay_as_they_were_and_have_no_optimizer_state():
 def test_a_step_with_frozen_layers_is_the_step_of_masked_gradients():
   """Against one gradient of the whole model, of which the frozen parts are left out by hand."""
   made = experiment(*FIRST, optimizer=SGD(), clip_norm=0.01)
-  program = TrainProgram(
-    dataclasses.replace(made, trainer=dataclasses.replace(made.trainer, groups=()))
-  )
+  program = Program(dataclasses.replace(made, trainer=dataclasses.replace(made.trainer, groups=())))
   state, _ = program.init(0)
 
   def loss(params):
@@ -268,7 +267,7 @@ def test_split_and_join_are_inverse_for_any_rows():
 )
 def test_a_group_that_cannot_have_its_effect_is_refused(groups, model, message):
   with pytest.raises(UserError, match=message):
-    TrainProgram(experiment(*groups, model=build(**model)))
+    _ = Program(experiment(*groups, model=build(**model))).groups
 
 
 def test_settings_of_a_group_that_contradict_each_other_are_refused():
@@ -280,7 +279,7 @@ def test_settings_of_a_group_that_contradict_each_other_are_refused():
 
 def test_the_table_counts_by_layer():
   groups = (*FIRST, Group(match=r'body\.stack.*', rate=LayerDecay(0.5)))
-  lines = [line.split() for line in TrainProgram(experiment(*groups)).groups.table().splitlines()]
+  lines = [line.split() for line in Program(experiment(*groups)).groups.table().splitlines()]
   rows = {' '.join(line[:-4] or line): line for line in lines}
   table = '\n'.join(' '.join(line) for line in lines)
   layer = Blueprint(experiment().shapes()).infos

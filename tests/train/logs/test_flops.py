@@ -71,7 +71,7 @@ from t2x.tasks import (
   SequenceClassification,
   Translation,
 )
-from t2x.train.flops import flops_per_token
+from t2x.train.logs.flops import flops_per_token
 
 
 def flops(task=CAUSAL, **settings):

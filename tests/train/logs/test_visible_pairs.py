@@ -42,7 +42,7 @@ from t2x.models import (
 from t2x.tasks import (
   MaskedLM,
 )
-from t2x.train.flops import flops_per_token
+from t2x.train.logs.flops import flops_per_token
 
 
 def flops(task=CAUSAL, **settings):

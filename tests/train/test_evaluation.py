@@ -14,7 +14,7 @@ from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding
 from t2x.models import Block, Classifier, Encoder, Stack, VisionTransformer
 from t2x.tasks import CausalLM, ImageClassification
 from t2x.train import Experiment
-from t2x.train.inference import Inference
+from t2x.train.evaluation import Inference
 
 
 @pytest.mark.parametrize('shared', [True, False])
