@@ -41,10 +41,9 @@ from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
 from t2x.data.spans import *
 from t2x.data.statistics import *
-from t2x.data.tokenizers import load_tokenizer as load_tokenizer
 from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *
+from t2x.data.tokenizers.existing import *
 from t2x.data.tokenizers.hub import *
-from t2x.data.tokenizers.run_tokenizer import *
 from t2x.data.tokenizers.sentencepiece import *
 from t2x.data.tokenizers.trained import *

@@ -22,7 +22,7 @@ from t2x.data import (
   TokenizerConfig,
   token_rows,
 )
-from t2x.data.tokenizers.base import Fitted, NoTokenizer
+from t2x.data.tokenizers.existing import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
 from t2x.layers import Causal, RowLayout, Tokens
 from t2x.layers.marks import Marks

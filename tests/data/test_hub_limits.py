@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from t2x.base.errors import UserError
 from t2x.data import load_hub_tokenizer, load_tokenizer
-from t2x.data.tokenizers.hub_limits import _parse_message, check_limits, sentencepiece_model
+from t2x.data.tokenizers.hub_limits import check_limits, protobuf_field, sentencepiece_model
 
 
 def tokenizer(**parts):
@@ -81,7 +81,7 @@ def test_normalizers_of_published_models_are_within_the_limits(folder):
 
 def charsmap_of(rule):
   model = hub_folders._unigram(hub_folders.lines(), normalization_rule_name=rule)
-  return dict(_parse_message(dict(_parse_message(model))[3]))[2]
+  return protobuf_field(protobuf_field(model, 3)[0], 2)[0]
 
 
 def test_an_id_beyond_all_vocabularies_is_refused(folder):
@@ -114,10 +114,10 @@ def lengthy(number, contents):
 
 
 def test_a_sentencepiece_model_that_multiplies_texts_is_refused(tmp_path):
-  charsmap, path = bytes(4) + b'a\0' + b'b' * 2000 + b'\0', tmp_path / 'x.model'
+  charsmap, path = bytes(4) + b'a\0' + b'b' * 2001 + b'\0', tmp_path / 'x.model'
   path.write_bytes(lengthy(3, lengthy(2, charsmap)))
   with pytest.raises(
-    UserError, match='its normalisation replaces one character by 2,000 characters;'
+    UserError, match='its normalisation replaces one character by 2,001 characters;'
   ):
     sentencepiece_model(path)
   path.write_bytes(lengthy(3, lengthy(2, charsmap[:500])))

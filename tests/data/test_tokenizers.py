@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from t2x.base.errors import UserError
 from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer
 from t2x.data.samples.text_sample import sample
-from t2x.data.tokenizers.base import num_threads
+from t2x.data.tokenizers.sentencepiece import num_threads
 
 
 @pytest.fixture(scope='module')

@@ -5,24 +5,18 @@ is trained at first use and cached. The tokenizers that t2x trains share the spe
 bos 3 and mask 4. Tokenizers read from model folders (`HubTokenizer`) have the special ids of the folder.
 """
 
-from pathlib import Path
-
 from t2x.data.tokenizers.base import (
   Encoding,
-  Fitted,
   Located,
   SpecialIds,
   Template,
   Tokenizer,
   TokenizerConfig,
-  read,
 )
-from t2x.data.tokenizers.characters import Bytes, ByteTokenizer, Characters, CharacterTokenizer
-from t2x.data.tokenizers.fast import FastTokenizer
+from t2x.data.tokenizers.characters import Bytes, Characters
+from t2x.data.tokenizers.existing import Fitted, RunTokenizer, load_tokenizer
 from t2x.data.tokenizers.hub import HubTokenizer, load_hub_tokenizer
-from t2x.data.tokenizers.hub_sentencepiece import MarianTokenizer, SpieceTokenizer
-from t2x.data.tokenizers.run_tokenizer import RunTokenizer
-from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
+from t2x.data.tokenizers.sentencepiece import SentencePiece
 from t2x.data.tokenizers.trained import BPE, WordPiece
 
 __all__ = [
@@ -43,22 +37,3 @@ __all__ = [
   'load_hub_tokenizer',
   'load_tokenizer',
 ]
-
-
-KINDS = (
-  ByteTokenizer,
-  CharacterTokenizer,
-  FastTokenizer,
-  MarianTokenizer,
-  SentencePieceTokenizer,
-  SpieceTokenizer,
-)
-
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-  """Returns the tokenizer that `Tokenizer.save` wrote to `folder`.
-
-  Raises:
-    UserError: the folder holds no tokenizer, or a damaged one.
-  """
-  return read(Path(folder), KINDS)

@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import json
 import operator
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
@@ -19,9 +18,12 @@ from t2x.base.errors import UserError, error_line
 from t2x.base.external_files import LARGE, read_json
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.data.tokenizers.trace import Merge
+from t2x.data.tokenizers.word_starts import WordBoundaries
 
 __all__ = ['Tokenizer', 'TokenizerConfig']
 
+# SentencePiece's form of a space.
+SPACE = '\u2581'
 # Special ids and the placeholders 'A' and 'B' of the texts, each with its token type.
 Template = tuple[tuple[int | str, int], ...]
 
@@ -101,6 +103,8 @@ class Tokenizer(SpecialIds, abc.ABC):
   """
 
   kind: ClassVar[str]
+  # The printable forms of all ids.
+  _pieces: Sequence[str]
   single: Template = ((3, 0), ('A', 0), (1, 0))
   pair: Template = ((3, 0), ('A', 0), (1, 0), ('B', 1), (1, 1))
 
@@ -179,13 +183,18 @@ class Tokenizer(SpecialIds, abc.ABC):
   def decode(self, ids: Iterable[SupportsIndex]) -> str:
     """Returns the text of the ids; skips special ids and ids outside of the vocabulary."""
 
-  @abc.abstractmethod
   def pieces(self, ids: Iterable[SupportsIndex]) -> list[str]:
-    """Returns a printable form of each id."""
+    """Returns a printable form of each id; U+2581 is SentencePiece's space, <0x..> a byte."""
+    names = self._pieces
+    return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]
 
-  @abc.abstractmethod
   def word_starts(self, ids: Int[np.ndarray, 'length']) -> Bool[np.ndarray, 'length']:
     """Returns True for each token that begins a word; white space belongs to the following word."""
+    return self._word_boundaries.starts(ids)
+
+  @functools.cached_property
+  def _word_boundaries(self) -> WordBoundaries:
+    return WordBoundaries.from_pieces([p.replace(SPACE, ' ') for p in self._pieces], self.special)
 
   @functools.cached_property
   def special(self) -> Bool[np.ndarray, 'vocab']:
@@ -299,50 +308,38 @@ class TokenizerConfig(abc.ABC):
     return (cache or cache_folder()) / 'tokenizers' / name
 
 
-class Fitted(TokenizerConfig):
-  """The config of an existing tokenizer."""
+class Existing(TokenizerConfig):
+  """The config of an existing tokenizer, which is not cached because its files may change."""
 
-  def __init__(self, tokenizer: Tokenizer):
-    self.tokenizer = tokenizer
-    self.vocab_size = tokenizer.vocab_size
+  @abc.abstractmethod
+  def load(self) -> Tokenizer:
+    """Returns the tokenizer."""
 
   @property
   def ids(self):
     """The special ids of the tokenizer."""
-    return self.tokenizer
+    return self.load()
 
   def train(self, texts):
     """Returns the tokenizer, without reading the texts."""
-    return self.tokenizer
+    return self.load()
 
   def fit(self, texts, cache=None, source_fingerprint=''):
     """Returns the tokenizer."""
-    return self.tokenizer
-
-  def __repr__(self) -> str:
-    return f'Fitted({self.tokenizer.fingerprint})'
-
-
-@dataclasses.dataclass(frozen=True)
-class NoTokenizer(TokenizerConfig):
-  """The default of `TextTask.tokenizer`: replaced by the tokenizer of the run folder."""
-
-  vocab_size: None = None
-
-  @property
-  def ids(self):
-    """Raises UserError: the task has no tokenizer."""
-    return self.train(())
-
-  def train(self, texts):
-    """Raises UserError: the task has no tokenizer."""
-    raise UserError(
-      "neither the task's config nor its run folder has a tokenizer: set 'tokenizer' of the task"
-    )
+    return self.load()
 
   def is_fitted(self, source_fingerprint, cache=None):
-    """Returns False."""
-    return False
+    """Returns True."""
+    return True
+
+  def _check_size(self, tokenizer: Tokenizer, folder: str) -> Tokenizer:
+    """Raises UserError unless the tokenizer of `folder` has the vocabulary size of the config."""
+    if self.vocab_size not in (None, tokenizer.vocab_size):
+      raise UserError(
+        f'{type(self).__name__}.vocab_size = {self.vocab_size}, but the tokenizer of {folder} has '
+        f'{tokenizer.vocab_size} ids: set it to {tokenizer.vocab_size}'
+      )
+    return tokenizer
 
 
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
@@ -371,20 +368,11 @@ def check_ids(tokenizer: Tokenizer, where: str) -> None:
   roles = ('pad_id', 'eos_id', 'unk_id', 'bos_id', 'mask_id', 'start_id')
   for role in roles:
     i = getattr(tokenizer, role)
-    if i is not None and not 0 <= i < tokenizer.vocab_size:
+    if i is not None and not (isinstance(i, int) and 0 <= i < tokenizer.vocab_size):
       raise UserError(
-        f'{where}: {role} = {i} is not in the vocabulary, which has the ids 0 to '
+        f'{where}: {role} = {i!r} is not in the vocabulary, which has the ids 0 to '
         f'{tokenizer.vocab_size - 1}'
       )
-
-
-def num_threads() -> int:
-  """Returns the number of threads for a batch of texts: RAYON_NUM_THREADS, or one per core.
-
-  Hugging Face's library reads the same variable.
-  """
-  value = os.environ.get('RAYON_NUM_THREADS', '')
-  return (int(value) if value.isdecimal() else 0) or os.cpu_count() or 1
 
 
 def trim_spans(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:

@@ -3,9 +3,7 @@
 import collections
 import dataclasses
 import functools
-import operator
-from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,6 +24,7 @@ class ByteTokenizer(Tokenizer):
 
   kind = 'bytes'
   vocab_size = NUM_SPECIAL + 256
+  _pieces = (*SPECIALS, *(chr(b) if b < 128 else f'<0x{b:02X}>' for b in range(256)))
 
   def encode(self, text):
     """Returns one id per UTF-8 byte."""
@@ -40,11 +39,6 @@ class ByteTokenizer(Tokenizer):
     """Returns the text; invalid UTF-8 becomes U+FFFD."""
     contents = bytes(i - NUM_SPECIAL for i in self._text_ids(ids) if i != self.unk_id)
     return contents.decode(errors='replace')
-
-  def pieces(self, ids):
-    """Returns ASCII characters, and <0x..> for other bytes."""
-    characters = [chr(b) if b < 128 else f'<0x{b:02X}>' for b in range(256)]
-    return look_up_pieces(ids, [*SPECIALS, *characters])
 
   def word_starts(self, ids):
     """Returns True for the first white space after a word, and after special ids."""
@@ -97,10 +91,6 @@ class CharacterTokenizer(Tokenizer):
     """Returns the text; unk becomes U+FFFD."""
     return ''.join('\ufffd' if i == self.unk_id else self._pieces[i] for i in self._text_ids(ids))
 
-  def pieces(self, ids):
-    """Returns the characters."""
-    return look_up_pieces(ids, self._pieces)
-
   def word_starts(self, ids):
     """Returns True for the first white space after a word, and after special ids."""
     return _starts_at_spaces(ids, self._spaces[ids])
@@ -152,9 +142,3 @@ def _starts_at_spaces(ids: np.ndarray, spaces: np.ndarray) -> np.ndarray:
   starts[1:] |= starts[:-1] | (spaces[1:] & ~spaces[:-1])
   starts[:1] = True
   return starts
-
-
-def look_up_pieces(ids: Iterable[SupportsIndex], pieces: Sequence[str]) -> list[str]:
-  """Returns the piece of each id, the name for special ids and '<none>' for ids out of range."""
-  names = [*SPECIALS, *pieces[NUM_SPECIAL:]]
-  return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import json
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,13 +112,9 @@ class FastTokenizer(Tokenizer):
     mask[[i for i, token in added.items() if token.special]] = True
     return mask
 
-  def pieces(self, ids):
-    """Returns the library's pieces, those of byte-level BPE decoded from UTF-8 where valid."""
-    names = self._pieces
-    return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]
-
   @functools.cached_property
-  def _pieces(self) -> list[str]:
+  def _pieces(self):
+    """The library's pieces, those of byte-level BPE decoded from UTF-8 where valid."""
     pieces = [self._backend.id_to_token(i) or '' for i in range(self.vocab_size)]
     if self._word_marker == 'bytes':
       special = self.special
@@ -138,20 +133,15 @@ class FastTokenizer(Tokenizer):
     return 'bytes' if 'ByteLevel' in json.dumps(description['pre_tokenizer']) else '\u2581'
 
   @functools.cached_property
-  def _word_boundaries(self) -> WordBoundaries:
-    pieces, special = self._pieces, self.special
+  def _word_boundaries(self):
+    special = self.special
     if self._word_marker == '##':
-      begins = np.array([not piece.startswith('##') for piece in pieces])
-      return WordBoundaries(special | begins, special)
+      continues = np.array([piece.startswith('##') for piece in self._pieces])
+      return WordBoundaries(special | ~continues, special)
     if self._word_marker == '</w>':
-      return WordBoundaries(
-        special, special | np.array([piece.endswith('</w>') for piece in pieces])
-      )
-    return WordBoundaries.from_pieces([piece.replace('\u2581', ' ') for piece in pieces], special)
-
-  def word_starts(self, ids):
-    """Returns True for each token that begins a word, by the markers in the pieces."""
-    return self._word_boundaries.starts(ids)
+      ends = np.array([piece.endswith('</w>') for piece in self._pieces])
+      return WordBoundaries(special, special | ends)
+    return super()._word_boundaries
 
   def files(self):
     """Returns the library's file as backend.json, and tokenizer.json with the special ids."""
@@ -161,7 +151,7 @@ class FastTokenizer(Tokenizer):
   @classmethod
   def load(cls, folder, saved):
     """Loads backend.json."""
-    tokenizer = cls(read_text(folder / 'backend.json'), SpecialTokens.read(saved, str(folder)))
+    tokenizer = cls(read_text(folder / 'backend.json'), SpecialTokens.read(saved))
     check_limits(tokenizer._backend, str(folder))
     return tokenizer
 

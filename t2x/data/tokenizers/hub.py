@@ -6,13 +6,13 @@ ALBERT), `source.spm` and `target.spm` with `vocab.json` (Marian).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
 from t2x.base.ranges import Size, Text
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
+from t2x.data.tokenizers.base import Existing, Tokenizer, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
 from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
 from t2x.data.tokenizers.special_tokens import TokenizerFolder, Unsupported
@@ -21,7 +21,7 @@ __all__ = ['HubTokenizer', 'load_hub_tokenizer']
 
 
 @dataclasses.dataclass(frozen=True)
-class HubTokenizer(TokenizerConfig):
+class HubTokenizer(Existing):
   """The pretrained tokenizer of a model folder.
 
   The run folder stores a copy, so the run does not need the model folder again.
@@ -34,28 +34,13 @@ class HubTokenizer(TokenizerConfig):
   folder: Text
   vocab_size: Size
 
-  @property
-  def ids(self):
-    """The special ids of the folder's tokenizer."""
-    return load_hub_tokenizer(self.folder)
-
-  def train(self, texts: Iterable[str]) -> Tokenizer:
-    """Loads the tokenizer from the folder, without reading the texts.
+  def load(self):
+    """Loads the tokenizer from the folder.
 
     Raises:
       UserError: the folder's tokenizer has another vocabulary size.
     """
-    tokenizer = load_hub_tokenizer(self.folder)
-    if tokenizer.vocab_size != self.vocab_size:
-      raise UserError(
-        f'HubTokenizer.vocab_size = {self.vocab_size}, but the tokenizer of {self.folder} has '
-        f'{tokenizer.vocab_size} ids: set it to {tokenizer.vocab_size}'
-      )
-    return tokenizer
-
-  def fit(self, texts, cache=None, source_fingerprint=''):
-    """Loads the tokenizer from the folder; not cached because the folder may change."""
-    return self.train(())
+    return self._check_size(load_hub_tokenizer(self.folder), self.folder)
 
 
 def load_hub_tokenizer(folder: str | Path) -> Tokenizer:

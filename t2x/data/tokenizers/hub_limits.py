@@ -6,18 +6,21 @@ Untrusted files could otherwise exhaust the memory, e.g. by a chain of replaceme
 import base64
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from t2x.base.errors import UserError
-from t2x.base.external_files import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
+from t2x.base.external_files import LARGE, Int, read_bytes, read_json, shown
 
 # The largest vocabularies have one million ids.
 MAX_IDS = 10_000_000
-# The normalizer of ALBERT can turn one character into 648.
-MAX_GROWTH = 1000
+# The bound of ALBERT's normalizer is 1296.
+MAX_GROWTH = 2000
 # The maximum number of characters that each normalizer of the library makes of one.
 GROWTH = {
   'BertNormalizer': 6.0,
@@ -42,12 +45,8 @@ def check_limits(backend: Any, where: str) -> None:
     raise UserError(f'{where}: its vocabulary has the id {largest}; ids must be below {MAX_IDS:,}')
   # Only after the check of ids: to_str counts up to the largest id.
   description = json.loads(backend.to_str())
-  steps = {
-    'normalizer': _growth(description['normalizer'], 'normalizers'),
-    'decoder': _growth(description['decoder'], 'decoders'),
-    'post_processor': _template_size(description['post_processor']),
-  }
-  for name, growth in steps.items():
+  for name in ('normalizer', 'decoder', 'post_processor'):
+    growth = _growth(description[name])
     if growth > MAX_GROWTH:
       raise UserError(
         f'{where}: its {name} makes a text up to {growth:.0e} times as long; '
@@ -55,49 +54,26 @@ def check_limits(backend: Any, where: str) -> None:
       )
 
 
-def _growth(step: Mapping[str, Any] | None, parts: str) -> float:
-  """Returns an upper bound of the growth of a text's length; `parts` is the field with the sub-steps."""
-  if step is None:
-    return 1.0
-  kind = step['type']
-  if kind == 'Sequence':
-    return math.prod(_growth(part, parts) for part in step[parts])
-  if kind == 'Replace':
-    return max(_replacement_growth(step['pattern'], len(step['content'])), 1.0)
-  if kind == 'Prepend':
-    return 1.0 + len(step['prepend'])
-  if kind == 'Precompiled':
-    return _longest_replacement(base64.b64decode(step['precompiled_charsmap'] or ''))
-  return GROWTH.get(kind, 1.0)
-
-
-def _replacement_growth(pattern: Mapping[str, str], length: int) -> float:
-  """Returns the characters that a replacement of `length` characters makes of one, at most."""
-  if 'String' in pattern:
-    matched = len(pattern['String'])
-    return length / matched if matched else 1.0 + length
-  try:
-    # A pattern that matches the empty string is inserted between all characters.
-    return 1.0 + length if re.search(pattern['Regex'], '') else float(length)
-  except re.error:
-    return 1.0 + length
-
-
-def _template_size(step: Mapping[str, Any] | None) -> float:
-  """Returns the number of ids and texts of a post-processor's template."""
-  if step is None:
-    return 1.0
-  if step['type'] == 'Sequence':
-    return math.prod(_template_size(part) for part in step['processors'])
-  if step['type'] != 'TemplateProcessing':
-    return 1.0
-
-  def count(pieces: Sequence[Mapping[str, Any]]) -> int:
-    names = [piece['SpecialToken']['id'] for piece in pieces if 'SpecialToken' in piece]
-    special = [len(step['special_tokens'][name]['ids']) for name in names]
-    return sum(special) + len(pieces)
-
-  return float(max(count(step['single']), count(step['pair']), 1))
+def _growth(step: Mapping[str, Any] | None) -> float:
+  """Returns an upper bound of the growth of a text's length in a step of the library."""
+  match step and step['type']:
+    case 'Sequence':
+      # The steps are in `normalizers`, `decoders` or `processors`.
+      parts = (part for value in step.values() if isinstance(value, list) for part in value)
+      return math.prod(map(_growth, parts))
+    case 'Replace':
+      # A regular expression may match the empty string between all characters.
+      replaced, length = step['pattern'].get('String'), len(step['content'])
+      return max(length / len(replaced), 1.0) if replaced else 1.0 + length
+    case 'Prepend':
+      return 1.0 + len(step['prepend'])
+    case 'Precompiled':
+      return _longest_replacement(base64.b64decode(step['precompiled_charsmap'] or ''))
+    case 'TemplateProcessing':
+      ids = [len(token['ids']) for token in step['special_tokens'].values()]
+      return (len(step['single']) + len(step['pair'])) * max(ids, default=1)
+    case kind:
+      return GROWTH.get(kind, 1.0)
 
 
 def sentencepiece_model(path: Path) -> bytes:
@@ -108,17 +84,23 @@ def sentencepiece_model(path: Path) -> bytes:
   """
   model = read_bytes(path)
   try:
-    specs = [spec for number, spec in _parse_message(model) if number == 3]
-    maps = [table for spec in specs for number, table in _parse_message(spec) if number == 2]
-    growth = max(map(_longest_replacement, maps), default=1.0)
-  except (IndexError, ValueError) as error:
+    specs = [spec for number in (3, 5) for spec in protobuf_field(model, number)]
+    tables = [table for spec in specs for table in protobuf_field(spec, 2)]
+  except DecodeError as error:
     raise UserError(f'{path} is not a SentencePiece model: {error}') from error
+  growth = max(map(_longest_replacement, tables), default=1.0)
   if growth > MAX_GROWTH:
     raise UserError(
       f'{path}: its normalisation replaces one character by {growth:,.0f} characters; '
       f'the maximum is {MAX_GROWTH:,}'
     )
   return model
+
+
+def protobuf_field(message: bytes, number: int) -> list[bytes]:
+  """Returns the values of a field with text, bytes or messages of a protocol buffer."""
+  fields = UnknownFieldSet(Empty.FromString(message))
+  return [f.data for f in fields if f.field_number == number and f.wire_type == 2]
 
 
 def _longest_replacement(charsmap: bytes) -> float:
@@ -130,59 +112,21 @@ def _longest_replacement(charsmap: bytes) -> float:
   return float(max(1, *(len(text.decode('utf-8', 'replace')) for text in texts.split(b'\0'))))
 
 
-def _parse_message(message: bytes) -> Iterator[tuple[int, bytes]]:
-  """Yields number and contents of the length-delimited fields of a protocol buffer."""
-  position = 0
-
-  def read_varint() -> int:
-    nonlocal position
-    value = shift = 0
-    while True:
-      byte = message[position]
-      position += 1
-      value |= (byte & 127) << shift
-      shift += 7
-      if byte < 128:
-        return value
-      if shift > 63:
-        raise ValueError('it has a number of more than 64 bits')
-
-  while position < len(message):
-    key = read_varint()
-    wire_type = key & 7
-    if wire_type not in (0, 1, 2, 5):
-      raise ValueError(f'it has a field of unknown wire type {wire_type}')
-    if wire_type == 0:
-      read_varint()
-      continue
-    length = read_varint() if wire_type == 2 else 8 if wire_type == 1 else 4
-    if position + length > len(message):
-      raise ValueError('it is truncated')
-    if wire_type == 2:
-      yield key >> 3, message[position : position + length]
-    position += length
-
-
-class Vocabulary(Object):
-  """A JSON object of pieces with distinct ids."""
-
-  @property
-  def wanted(self):
-    return f'a JSON object of pieces with distinct ids below {MAX_IDS}'
-
-  def accepts(self, value):
-    integer = Int(None, 0, MAX_IDS - 1)
-    has_ids = isinstance(value, dict) and all(map(integer.accepts, value.values()))
-    return has_ids and len(set(value.values())) == len(value)
-
-
 def vocabulary(path: Path) -> dict[str, int]:
   """Reads a vocabulary file: piece -> id.
 
   Raises:
     UserError: the file is damaged.
   """
-  pieces = read_json(path, LARGE)
-  return Fields({'vocabulary': pieces}, {'vocabulary': Vocabulary(REQUIRED)}, str(path))[
-    'vocabulary'
-  ]
+  return distinct_ids(read_json(path, LARGE), str(path))
+
+
+def distinct_ids(pieces: Any, where: str) -> dict[str, int]:
+  """Returns a vocabulary from JSON, piece -> id; raises UserError unless its ids are distinct and in the limits."""
+  is_id = Int(None, 0, MAX_IDS - 1).accepts
+  ids = pieces.values() if isinstance(pieces, dict) else [None]
+  if not all(map(is_id, ids)) or len(set(ids)) < len(ids):
+    raise UserError(
+      f'{where}: pieces must have distinct ids below {MAX_IDS:,}, not {shown(pieces)}'
+    )
+  return pieces

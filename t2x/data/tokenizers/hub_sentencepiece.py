@@ -4,24 +4,19 @@
 import dataclasses
 import functools
 import json
-import operator
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import sentencepiece
 
-from t2x.base.external_files import REQUIRED, Bool, Fields, Object
-from t2x.data.tokenizers.base import Template, Tokenizer, trim_spans
-from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
-from t2x.data.tokenizers.sentencepiece import SPACE, fill_byte_spans
+from t2x.base.external_files import REQUIRED, Bool, Fields
+from t2x.data.tokenizers.base import SPACE, Template, Tokenizer
+from t2x.data.tokenizers.hub_limits import distinct_ids, sentencepiece_model, vocabulary
+from t2x.data.tokenizers.sentencepiece import SentencePieceModel
 from t2x.data.tokenizers.special_tokens import SpecialTokens, TokenizerFolder, Unsupported
-from t2x.data.tokenizers.word_starts import WordBoundaries
 
-Spans = Sequence[tuple[int, int]]
-# Fields of the tokenizer.json that t2x writes to run folders.
-SAVED = {'added': Vocabulary(REQUIRED), 'fold': Object(None), 'known': Object(REQUIRED)}
-SAVED_PAIR = {'known': Object(REQUIRED), 'vocab': Vocabulary(REQUIRED)}
+# Fields of `Fold` in the tokenizer.json of a run folder.
 FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED)}
 
 
@@ -53,7 +48,7 @@ class Fold:
     return ''.join(folded), spans
 
 
-class SpieceTokenizer(Tokenizer):
+class SpieceTokenizer(SentencePieceModel):
   """A SentencePiece model with the special tokens of a model folder."""
 
   kind = 'spiece'
@@ -72,65 +67,36 @@ class SpieceTokenizer(Tokenizer):
       added: special tokens that are recognised in a text, with their ids.
       fold: normalisation of the text.
     """
-    self._model, self.special_tokens, self._added, self._fold = model, tokens, dict(added), fold
+    super().__init__(model)
+    self.special_tokens, self._added, self._fold = tokens, dict(added), fold
     tokens.set_attributes(self)
-    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self._pieces = self._list_pieces()
+    self._add({name: [i] for name, i in added.items()})
     self.vocab_size = len(self._pieces)
-    names = sorted(added, key=len, reverse=True)
-    self._added_pattern = re.compile('|'.join(map(re.escape, names)) or r'\b\B')
 
   def __reduce__(self):
     return type(self), (self._model, self.special_tokens, self._added, self._fold)
 
-  def _list_pieces(self) -> list[str]:
-    """Returns the pieces in the order of their ids."""
-    pieces = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
-    added = {i: piece for piece, i in self._added.items()}
-    return pieces + [added[i] for i in range(len(pieces), max(added, default=0) + 1)]
+  @functools.cached_property
+  def _pieces(self):
+    pieces, names = super()._pieces, {i: name for name, i in self._added.items()}
+    return pieces + [names[i] for i in range(len(pieces), max(names, default=0) + 1)]
 
-  def _encode_part(self, text: str) -> tuple[list[int], Spans]:
-    """Returns the ids and spans of a normalised text without special tokens."""
-    encoding = self._processor.encode(text, return_type='offset_mapping')
-    return encoding['ids'], fill_byte_spans(encoding['pieces'], encoding['offsets'])
+  def _locate(self, text):
+    if self._fold is None:
+      return super()._locate(text)
+    folded, origins = self._fold(text)
+    ids, spans = super()._locate(folded)
+    starts = [start for start, _ in origins] + [len(text)]
+    stops = [0] + [stop for _, stop in origins]
+    return ids, [(starts[b], stops[e] if e > b else starts[b]) for b, e in spans]
 
   def encode(self, text):
     """Returns the ids; names of special tokens in the text become special ids."""
     return self.locate(text).ids.tolist()
 
-  def locate(self, text):
-    """Returns the ids; the span of each byte token is its character."""
-    ids: list[int] = []
-    spans: list[tuple[int, int]] = []
-    start = 0
-    for match in [*self._added_pattern.finditer(text), None]:
-      stop = match.start() if match else len(text)
-      part_ids, offsets = self._fold_and_encode(text[start:stop])
-      ids += part_ids
-      spans += [(start + begin, start + end) for begin, end in offsets]
-      if match:
-        ids.append(self._added[match[0]])
-        spans.append(match.span())
-        start = match.end()
-    return trim_spans(text, ids, spans)
-
-  def _fold_and_encode(self, text: str) -> tuple[list[int], Spans]:
-    if self._fold is None:
-      return self._encode_part(text)
-    folded, origins = self._fold(text)
-    ids, spans = self._encode_part(folded)
-    starts = [start for start, _ in origins] + [len(text)]
-    stops = [0] + [stop for _, stop in origins]
-    return ids, [(starts[b], stops[e] if e > b else starts[b]) for b, e in spans]
-
   def decode(self, ids):
     """Returns the text as SentencePiece joins it; skips special ids, including unk."""
     return self._processor.decode([i for i in self._text_ids(ids) if i != self.unk_id])
-
-  def pieces(self, ids):
-    """Returns SentencePiece's pieces, in which U+2581 is a space."""
-    names = self._pieces
-    return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]
 
   @functools.cached_property
   def special(self):
@@ -139,16 +105,6 @@ class SpieceTokenizer(Tokenizer):
     # Marian's language codes are part of the text.
     mask[[i for name, i in self._added.items() if not name.startswith('>>')]] = True
     return mask
-
-  @functools.cached_property
-  def _word_boundaries(self) -> WordBoundaries:
-    return WordBoundaries.from_pieces(
-      [piece.replace(SPACE, ' ') for piece in self._pieces], self.special
-    )
-
-  def word_starts(self, ids):
-    """Returns True for each token that begins a word, by the white space in the pieces."""
-    return self._word_boundaries.starts(ids)
 
   def files(self):
     """Returns the SentencePiece model, and tokenizer.json with the special tokens."""
@@ -160,10 +116,10 @@ class SpieceTokenizer(Tokenizer):
   @classmethod
   def load(cls, folder, saved):
     """Loads the SentencePiece model and the special tokens."""
-    fields = Fields(saved, SAVED, str(folder))
     model = sentencepiece_model(folder / 'sentencepiece.model')
-    fold = None if fields['fold'] is None else Fold(**Fields(fields['fold'], FOLD, str(folder)))
-    return cls(model, SpecialTokens.read(fields['known'], str(folder)), fields['added'], fold)
+    tokens, added = SpecialTokens.read(saved['known']), distinct_ids(saved['added'], str(folder))
+    fold = saved['fold'] and Fold(**Fields(saved['fold'], FOLD, str(folder)))
+    return cls(model, tokens, added, fold)
 
   def hub_files(self):
     """Returns spiece.model, and tokenizer_config.json with the tokenizer class."""
@@ -202,16 +158,13 @@ class MarianTokenizer(SpieceTokenizer):
   def __reduce__(self):
     return type(self), (self._model, self._other, self.special_tokens, self._vocab)
 
-  def _list_pieces(self):
-    pieces = [''] * (max(self._vocab.values()) + 1)
-    for piece, i in self._vocab.items():
-      pieces[i] = piece
-    return pieces
+  @functools.cached_property
+  def _pieces(self):
+    names = {i: piece for piece, i in self._vocab.items()}
+    return [names.get(i, '') for i in range(max(names) + 1)]
 
-  def _encode_part(self, text):
-    encoding = self._processor.encode(text, return_type='offset_mapping')
-    ids = [self._vocab.get(piece, self.unk_id) for piece in encoding['pieces']]
-    return ids, fill_byte_spans(encoding['pieces'], encoding['offsets'])
+  def _ids(self, encoding):
+    return [self._vocab.get(piece, self.unk_id) for piece in encoding['pieces']]
 
   @functools.cached_property
   def target(self):
@@ -237,11 +190,11 @@ class MarianTokenizer(SpieceTokenizer):
   @classmethod
   def load(cls, folder, saved):
     """Loads both models and the vocabulary."""
-    fields = Fields(saved, SAVED_PAIR, str(folder))
     model, other = (
       sentencepiece_model(folder / f'{name}.model') for name in ('sentencepiece', 'other')
     )
-    return cls(model, other, SpecialTokens.read(fields['known'], str(folder)), fields['vocab'])
+    vocab = distinct_ids(saved['vocab'], str(folder))
+    return cls(model, other, SpecialTokens.read(saved['known']), vocab)
 
   def hub_files(self):
     """Returns both models, vocab.json, and tokenizer_config.json with the tokenizer class."""

@@ -5,9 +5,10 @@ import collections
 import dataclasses
 import functools
 import io
+import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import sentencepiece
@@ -15,39 +16,83 @@ import sentencepiece
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Range, Size
 from t2x.data.samples.text_sample import CHUNK, sample
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, num_threads, trim_spans
+from t2x.data.tokenizers.base import SPACE, Tokenizer, TokenizerConfig, trim_spans
 from t2x.data.tokenizers.bpe_dropout import apply_merges
-from t2x.data.tokenizers.characters import look_up_pieces
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
 from t2x.data.tokenizers.trace import trace_merges
-from t2x.data.tokenizers.word_starts import WordBoundaries
 
 __all__ = ['SentencePiece']
 
-SPACE = '\u2581'
+Span = tuple[int, int]
 
 
-class SentencePieceTokenizer(Tokenizer):
-  """A trained SentencePiece model."""
+class SentencePieceModel(Tokenizer):
+  """The pieces of a SentencePiece model, and texts with ids of their own.
 
-  kind = 'sentencepiece'
+  Args:
+    model: contents of the model file.
+  """
 
   def __init__(self, model: bytes):
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+  def _add(self, texts: Mapping[str, Sequence[int]]) -> None:
+    """Gives ids to texts, which are not passed to the model."""
+    self._texts = texts
+    longest_first = sorted(texts, key=len, reverse=True)
+    any_text = '|'.join(map(re.escape, longest_first)) or r'\b\B'  # Or no text.
+    self._pattern = re.compile(f'({any_text})')
+
+  @functools.cached_property
+  def _pieces(self):
+    return [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
+
+  def _locate(self, text: str) -> tuple[list[int], Sequence[Span]]:
+    """Returns the model's ids and spans of a text."""
+    encoding = self._processor.encode(text, return_type='offset_mapping')
+    return self._ids(encoding), _fill_byte_spans(encoding['pieces'], encoding['offsets'])
+
+  def _ids(self, encoding: Mapping[str, Any]) -> list[int]:
+    return encoding['ids']
+
+  def locate(self, text):
+    """Returns the ids; the span of each byte token is its character."""
+    ids: list[int] = []
+    spans: list[Span] = []
+    start = 0
+    # Every second part is one of the texts with ids.
+    for i, part in enumerate(self._pattern.split(text)):
+      if i % 2:
+        part_ids = self._texts[part]
+        part_spans: Sequence[Span] = [(0, len(part))] * len(part_ids)
+      else:
+        part_ids, part_spans = self._locate(part)
+      ids += part_ids
+      spans += [(start + begin, start + end) for begin, end in part_spans]
+      start += len(part)
+    return trim_spans(text, ids, spans)
+
+
+class SentencePieceTokenizer(SentencePieceModel):
+  """A model that t2x has trained. SentencePiece writes a space as U+2581, so U+2581 is encoded as bytes."""
+
+  kind = 'sentencepiece'
+
+  def __init__(self, model: bytes):
+    super().__init__(model)
     self.vocab_size = self._processor.vocab_size()
-    # SentencePiece writes a space as U+2581, so U+2581 itself is encoded as bytes.
-    self._space_ids = self._byte_ids(SPACE)
+    self._add({SPACE: self._byte_ids(SPACE)})
 
   def __reduce__(self):
     return type(self), (self._model,)
 
   def encode(self, text):
-    """Returns the ids; encodes U+2581, SentencePiece's space, as bytes."""
+    """Returns the ids; encodes U+2581 as bytes."""
     first, *rest = text.split(SPACE)
     ids = self._processor.encode(first)
     for part in rest:
-      ids += self._space_ids + self._processor.encode(part)
+      ids += self._texts[SPACE] + self._processor.encode(part)
     return ids
 
   def encode_batch(self, texts):
@@ -125,43 +170,9 @@ class SentencePieceTokenizer(Tokenizer):
       for k in range(1, len(piece))
     }
 
-  def locate(self, text):
-    """Returns the ids; the span of each byte token is its character."""
-    ids: list[int] = []
-    spans: list[tuple[int, int]] = []
-    start = 0
-    for part in text.split(SPACE):
-      if start:
-        ids += self._space_ids
-        spans += [(start - 1, start)] * len(self._space_ids)
-      encoding = self._processor.encode(part, return_type='offset_mapping')
-      part_spans = fill_byte_spans(encoding['pieces'], encoding['offsets'])
-      ids += encoding['ids']
-      spans += [(start + begin, start + end) for begin, end in part_spans]
-      start += len(part) + 1
-    return trim_spans(text, ids, spans)
-
   def decode(self, ids):
     """Returns the text; invalid UTF-8 becomes U+FFFD."""
     return self._processor.decode(self._text_ids(ids))
-
-  def pieces(self, ids):
-    """Returns SentencePiece's pieces, with U+2581 for a space and <0x..> for a byte."""
-    return look_up_pieces(ids, self._pieces)
-
-  @functools.cached_property
-  def _pieces(self) -> list[str]:
-    return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
-
-  @functools.cached_property
-  def _word_boundaries(self) -> WordBoundaries:
-    return WordBoundaries.from_pieces(
-      [piece.replace(SPACE, ' ') for piece in self._pieces], self.special
-    )
-
-  def word_starts(self, ids):
-    """Returns True for tokens that begin with white space or follow a line break or an indent."""
-    return self._word_boundaries.starts(ids)
 
   def files(self):
     """Returns the SentencePiece model, and tokenizer.json with the kind."""
@@ -234,14 +245,21 @@ class SentencePiece(TokenizerConfig):
     return SentencePieceTokenizer(model.getvalue())
 
 
+def num_threads() -> int:
+  """Returns the number of threads for a batch of texts: RAYON_NUM_THREADS, or one per core.
+
+  Hugging Face's library reads the same variable.
+  """
+  value = os.environ.get('RAYON_NUM_THREADS', '')
+  return (int(value) if value.isdecimal() else 0) or os.cpu_count() or 1
+
+
 def _words(text: str) -> list[str]:
   """Splits a text into words, each with the spaces before it; no piece crosses the end of a word."""
   return re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE))
 
 
-def fill_byte_spans(
-  pieces: Sequence[str], spans: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
+def _fill_byte_spans(pieces: Sequence[str], spans: Sequence[Span]) -> list[Span]:
   """Gives all bytes of a character its span; SentencePiece does so only for the last byte."""
   filled = list(spans)
   for i in range(len(filled) - 2, -1, -1):

@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.base.external_files import (
-  REQUIRED,
-  SMALL,
-  Bool,
-  Field,
-  Fields,
-  Ids,
-  Int,
-  Many,
-  Text,
-  read_json,
-)
+from t2x.base.external_files import SMALL, Bool, Field, Fields, Ids, Int, Text, read_json
 from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
 
 # The names to try for each role that the folder does not define.
@@ -46,29 +35,8 @@ class TokenField(Field):
     return value['content'] if isinstance(value, dict) else value
 
 
-class TemplateField(Field):
-  """A list of [token id or 'A' or 'B', token type]; converted to a `Template`."""
-
-  @property
-  def wanted(self):
-    return "a list of [token id or 'A' or 'B', token type]"
-
-  def accepts(self, value):
-    integer = Int(None)
-    return isinstance(value, list) and all(
-      isinstance(item, list)
-      and len(item) == 2
-      and (item[0] in ('A', 'B') or integer.accepts(item[0]))
-      and integer.accepts(item[1])
-      for item in value
-    )
-
-  def convert(self, value):
-    return tuple(map(tuple, value))
-
-
 # Fields of special_tokens_map.json (TOKENS), tokenizer_config.json (TOKENIZER), config.json and
-# generation_config.json (MODEL); SPECIAL_TOKENS are fields of the tokenizer.json of a run folder.
+# generation_config.json (MODEL).
 TOKENS: Mapping[str, Field] = {f'{role}_token': TokenField(None) for role in USUAL_NAMES}
 TOKENIZER: Mapping[str, Field] = {
   **TOKENS,
@@ -86,19 +54,6 @@ MODEL: Mapping[str, Field] = {
   'eos_token_id': Ids(None),
   'model_type': Text(None),
   'pad_token_id': Ids(None),
-}
-_ID = Int(REQUIRED)
-SPECIAL_TOKENS: Mapping[str, Field] = {
-  'before': Many(REQUIRED, _ID),
-  'bos_id': _ID,
-  'eos_id': _ID,
-  'literal': Bool(REQUIRED),
-  'mask_id': Int(None),
-  'pad_id': _ID,
-  'pair': TemplateField(REQUIRED),
-  'single': TemplateField(REQUIRED),
-  'start_id': _ID,
-  'unk_id': _ID,
 }
 
 
@@ -130,14 +85,12 @@ class SpecialTokens:
   literal: bool = True
 
   @classmethod
-  def read(cls, saved: Mapping[str, Any], where: str) -> 'SpecialTokens':
-    """Builds the object from JSON; `where` is the file or folder, for messages.
-
-    Raises:
-      UserError: a field is missing or invalid.
-    """
-    fields = Fields(saved, SPECIAL_TOKENS, where)
-    return cls(**{**fields, 'before': tuple(fields['before'])})
+  def read(cls, saved: Mapping[str, Any]) -> 'SpecialTokens':
+    """Builds the object from JSON. Raises KeyError, TypeError or ValueError for other JSON."""
+    values = {field.name: saved[field.name] for field in dataclasses.fields(cls)}
+    for name in ('single', 'pair'):
+      values[name] = tuple((item, kind) for item, kind in values[name])
+    return cls(**{**values, 'before': tuple(values['before'])})
 
   def set_attributes(self, tokenizer: Any) -> None:
     """Sets the ids and templates as attributes of a tokenizer."""

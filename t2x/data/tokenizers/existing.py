@@ -1,0 +1,93 @@
+"""Tokenizers that exist: in memory, or stored in a run folder."""
+
+import dataclasses
+from pathlib import Path
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, Text
+from t2x.data.tokenizers.base import Existing, Tokenizer, read
+from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
+from t2x.data.tokenizers.fast import FastTokenizer
+from t2x.data.tokenizers.hub_sentencepiece import MarianTokenizer, SpieceTokenizer
+from t2x.data.tokenizers.sentencepiece import SentencePieceTokenizer
+
+__all__ = ['RunTokenizer', 'load_tokenizer']
+
+KINDS = (
+  ByteTokenizer,
+  CharacterTokenizer,
+  FastTokenizer,
+  MarianTokenizer,
+  SentencePieceTokenizer,
+  SpieceTokenizer,
+)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+  """Returns the tokenizer that `Tokenizer.save` wrote to `folder`.
+
+  Raises:
+    UserError: the folder holds no tokenizer, or a damaged one.
+  """
+  return read(Path(folder), KINDS)
+
+
+class Fitted(Existing):
+  """The config of a tokenizer in memory."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    self.tokenizer = tokenizer
+    self.vocab_size = tokenizer.vocab_size
+
+  def load(self):
+    """Returns the tokenizer."""
+    return self.tokenizer
+
+  def __repr__(self) -> str:
+    return f'Fitted({self.tokenizer.fingerprint})'
+
+
+@dataclasses.dataclass(frozen=True)
+class NoTokenizer(Existing):
+  """The default of `TextTask.tokenizer`: replaced by the tokenizer of the run folder."""
+
+  vocab_size: None = None
+
+  def load(self):
+    """Raises UserError: the task has no tokenizer."""
+    raise UserError(
+      "neither the task's config nor its run folder has a tokenizer: set 'tokenizer' of the task"
+    )
+
+  def is_fitted(self, source_fingerprint, cache=None):
+    """Returns False."""
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTokenizer(Existing):
+  """The tokenizer stored in another run's folder.
+
+  For runs that start from the parameters of another run (`InitFrom`).
+
+  Attributes:
+    run: the run folder.
+    vocab_size: number of ids, including special ids, to check a config before the run exists; None: that of the
+      stored tokenizer.
+  """
+
+  run: Text
+  vocab_size: Size | None = None
+
+  def load(self):
+    """Loads the tokenizer from the run folder.
+
+    Raises:
+      UserError: the run folder has no tokenizer, or one with another vocabulary size.
+    """
+    folder = Path(self.run) / 'tokenizer'
+    if not folder.is_dir():
+      raise UserError(
+        f'RunTokenizer.run: {self.run} has no folder tokenizer: set it to the folder of a run with text'
+      )
+    return self._check_size(load_tokenizer(folder), self.run)
