@@ -10,8 +10,8 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Text
 from t2x.data.prepared_folders import fingerprint
+from t2x.data.samples.built import BuiltSource
 from t2x.data.sources.base import Example
-from t2x.data.sources.built import BuiltSource
 
 __all__ = ['BabelDates']
 
@@ -55,15 +55,9 @@ class BabelDates(BuiltSource):
         f'BabelDates.train_examples = {self.train_examples}: must be from 1 to {limit}'
       )
 
-  def splits(self) -> tuple[str, ...]:
+  def splits(self):
     """Returns train, validation and test."""
     return ('train', 'validation', 'test')
-
-  def features(self) -> dict[str, Any]:
-    """Returns the text features `source` and `target`."""
-    import tensorflow_datasets as tfds
-
-    return {'source': tfds.features.Text(), 'target': tfds.features.Text()}
 
   def generate(self) -> Mapping[str, Iterator[Example]]:
     """Returns the dates of each split, in a fixed random order."""

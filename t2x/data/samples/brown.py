@@ -3,15 +3,11 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Text
-from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.digests import digest_of
-from t2x.data.sources.fetched import find_data
+from t2x.data.samples.fetched import Fetched, Sample
 from t2x.data.sources.held_out import SPLITS, split_of
 
 __all__ = ['BrownWords', 'brown_tags', 'name_spans', 'parts_of_speech']
@@ -72,7 +68,7 @@ def name_spans(tags: Sequence[str]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BrownWords(Source):
+class BrownWords(Fetched, Sample):
   """57,340 sentences with `words`, `labels` and `name`, the text that contains the sentence.
 
   A hash of its name assigns each text to train (80 %), validation (10 %) or test (10 %).
@@ -85,38 +81,27 @@ class BrownWords(Source):
   """
 
   labels: Callable[[Sequence[str]], list[str]] = parts_of_speech
-  folder: Text | None = None
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns train, validation and test."""
-    return tuple(SPLITS)
+  data_set = 'brown'
+  pattern = 'package/c[a-r][0-9][0-9]'
 
-  def load(self, split: str) -> Sequence[Example]:
-    """Returns the sentences of a split, in memory, in the order of texts and sentences."""
-    require_split(self, split)
-    examples = []
-    for path in self._files():
+  def examples(self, split):
+    """Yields the sentences of a split, in the order of texts and sentences."""
+    for path in self.data_files():
       if split_of(path.name) == split:
         for words, tags in _sentences(path):
-          examples.append({'words': words, 'labels': self.labels(tags), 'name': path.name})
-    return examples
+          yield {'words': words, 'labels': self.labels(tags), 'name': path.name}
 
-  def fingerprint(self) -> str:
-    """Identifies the labels and the content of the files."""
-    return fingerprint('BrownWords', self.labels, SPLITS, digest_of(self._files()))
-
-  def _files(self) -> list[Path]:
-    first = find_data('BrownWords.folder', self.folder, 'brown', 'package/c[a-r][0-9][0-9]')
-    return sorted(first.parent.glob('c[a-r][0-9][0-9]'))
+  def settings(self):
+    """Returns the labels and the splits."""
+    return self.labels, SPLITS
 
 
-def _sentences(path: Path) -> list[tuple[list[str], list[str]]]:
-  """Returns words and tags of each sentence; a line is a sentence of `word/tag` tokens."""
-  sentences = []
+def _sentences(path: Path) -> Iterator[tuple[list[str], list[str]]]:
+  """Yields words and tags of each sentence; a line is a sentence of `word/tag` tokens."""
   for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
     pairs = [token.rpartition('/') for token in line.split()]
     if not all(word and tag for word, _, tag in pairs):
       raise UserError(f'{path}:{number}: each token must be word/tag: fetch it again')
     if pairs:
-      sentences.append(([word for word, _, _ in pairs], [tag for _, _, tag in pairs]))
-  return sentences
+      yield [word for word, _, _ in pairs], [tag for _, _, tag in pairs]

@@ -1,31 +1,27 @@
 """Handwritten digits of scikit-learn: 1,797 images of 8x8 pixels."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Source, require_split
+from t2x.data.samples.fetched import Sample
 
 __all__ = ['Digits']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Digits(Source):
+class Digits(Sample):
   """Digits with `image` uint8 [8, 8, 1] (the data's 0..16 scaled to 0..255) and `label` 0..9.
 
   Every fifth image is a test image: 1,438 train, 359 test.
   """
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns train and test."""
-    return ('train', 'test')
+  split_names = ('train', 'test')
 
-  def load(self, split: str) -> Sequence[Example]:
-    """Returns the images of a split, in memory."""
-    require_split(self, split)
+  def examples(self, split):
+    """Yields the images of a split."""
     try:
       from sklearn.datasets import load_digits
     except ImportError as error:
@@ -33,8 +29,8 @@ class Digits(Source):
     images, labels = load_digits(return_X_y=True)
     images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     test = np.arange(len(images)) % 5 == 4
-    chosen = np.flatnonzero(test if split == 'test' else ~test)
-    return [{'image': images[i], 'label': int(labels[i])} for i in chosen]
+    for i in np.flatnonzero(test if split == 'test' else ~test):
+      yield {'image': images[i], 'label': int(labels[i])}
 
   def fingerprint(self) -> str:
     """Identifies the class only: the data never changes."""

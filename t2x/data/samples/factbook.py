@@ -3,16 +3,13 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Text
-from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.digests import digest_of
-from t2x.data.sources.fetched import find_data
+from t2x.data.samples.fetched import Fetched, Sample
+from t2x.data.sources.base import Example
 from t2x.data.sources.held_out import SPLITS, split_of
 
 __all__ = ['FactbookSpans']
@@ -25,7 +22,7 @@ VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FactbookSpans(Source):
+class FactbookSpans(Fetched, Sample):
   """29,762 questions about 9,451 contexts: `question`, `context`, `answers`, `starts`, `name`.
 
   A context is a field of a profile as printed by the Factbook, with one line per entry. A question
@@ -39,30 +36,19 @@ class FactbookSpans(Source):
       `t2x data fetch factbook`.
   """
 
-  folder: Text | None = None
+  data_set = 'factbook'
+  # Without the files in `meta`.
+  pattern = 'package/*/??.json'
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns train, validation and test."""
-    return tuple(SPLITS)
-
-  def load(self, split: str) -> Sequence[Example]:
-    """Returns the questions of a split, in memory, in the order of countries and profiles."""
-    require_split(self, split)
-    examples: list[Example] = []
-    for path in self._files():
+  def examples(self, split):
+    """Yields the questions of a split, in the order of countries and profiles."""
+    for path in self.data_files():
       if split_of(path.stem) == split:
-        examples += _questions(path)
-    return examples
+        yield from _questions(path)
 
-  def fingerprint(self) -> str:
-    """Identifies the content of the files."""
-    return fingerprint('FactbookSpans', VERSION, SPLITS, digest_of(self._files()))
-
-  def _files(self) -> list[Path]:
-    """Returns the file of each country, without those in `meta/`."""
-    first = find_data('FactbookSpans.folder', self.folder, 'factbook', 'package/*/*.json')
-    matches = first.parents[1].glob('*/??.json')
-    return sorted(matches, key=lambda path: path.name)
+  def settings(self):
+    """Returns the version and the splits."""
+    return VERSION, SPLITS
 
 
 def _questions(path: Path) -> Iterator[Example]:

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Text
-from t2x.data.prepared_folders import cache_folder, fingerprint
-from t2x.data.sources.base import ClassSource, Examples, require_split
-from t2x.data.sources.digests import digest_of
+from t2x.data.samples.fetched import Fetched, Sample
+from t2x.data.sources.base import ClassSource
 
 __all__ = ['FashionMNIST']
 
@@ -22,26 +20,8 @@ CLASSES = (
 PREFIXES = {'train': 'train', 'test': 't10k'}
 
 
-class Images(Examples):
-  """Images and labels in two arrays."""
-
-  def __init__(self, images: np.ndarray, labels: np.ndarray):
-    self.images, self.labels = images, labels
-
-  def __len__(self) -> int:
-    return len(self.images)
-
-  def __getitem__(self, index):
-    """Returns `image` uint8 [height, width, 1] and `label`."""
-    return {'image': self.images[index], 'label': int(self.labels[index])}
-
-  def label_values(self):
-    """Returns the labels of all images."""
-    return set(np.unique(self.labels).tolist())
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FashionMNIST(ClassSource):
+class FashionMNIST(Fetched, Sample, ClassSource):
   """60,000 train and 10,000 test images, with `image` uint8 [28, 28, 1] and `label` 0..9.
 
   Attributes:
@@ -49,44 +29,31 @@ class FashionMNIST(ClassSource):
       the folder of `t2x data fetch fashion_mnist`.
   """
 
-  folder: Text | None = None
-
-  def splits(self) -> tuple[str, ...]:
-    """Returns train and test."""
-    return tuple(PREFIXES)
+  data_set = 'fashion_mnist'
+  split_names = tuple(PREFIXES)
 
   def class_names(self) -> tuple[str, ...]:
     """Returns the names of Fashion-MNIST's classes; none for the data of another folder."""
     return CLASSES if self.folder is None else ()
 
-  def _file(self, split: str, kind: str) -> Path:
-    folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist').expanduser()
-    name = f'{PREFIXES[split]}-{kind}-ubyte'
-    matches = [path for suffix in ('', '.gz') for path in sorted(folder.rglob(name + suffix))]
-    if not matches:
-      raise UserError(
-        f'no {name} in {folder}: run `t2x data fetch fashion_mnist'
-        f'{f" --out {folder}" if self.folder else ""}`, or set FashionMNIST.folder'
-      )
-    return matches[0]
+  def data_files(self):
+    """Returns the images and the labels of each split."""
+    return [path for split in PREFIXES for path in self._files_of(split)]
 
-  def load(self, split: str) -> Images:
-    """Returns the images of a split, in memory."""
-    require_split(self, split)
-    images = _read_idx(self._file(split, 'images-idx3'))
-    labels = _read_idx(self._file(split, 'labels-idx1'))
+  def _files_of(self, split: str) -> list[Path]:
+    kinds = ('images-idx3', 'labels-idx1')
+    return [self.find(f'**/{PREFIXES[split]}-{kind}-ubyte*')[0] for kind in kinds]
+
+  def examples(self, split):
+    """Yields the images of a split."""
+    path, labels_path = self._files_of(split)
+    images, labels = _read_idx(path), _read_idx(labels_path)
     if len(images) != len(labels):
       raise UserError(
-        f'{self._file(split, "images-idx3")}: {len(images)} images but {len(labels)} labels: '
-        'fetch the files again'
+        f'{path}: {len(images)} images but {len(labels)} labels: fetch the files again'
       )
-    return Images(images[..., None], labels)
-
-  def fingerprint(self) -> str:
-    """Identifies the names and the content of the files."""
-    kinds = ('images-idx3', 'labels-idx1')
-    files = [self._file(split, kind) for split in self.splits() for kind in kinds]
-    return fingerprint('FashionMNIST', digest_of(files))
+    for image, label in zip(images[..., None], labels.tolist(), strict=True):
+      yield {'image': image, 'label': label}
 
 
 def _read_idx(path: Path) -> np.ndarray:

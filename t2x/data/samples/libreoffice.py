@@ -6,13 +6,13 @@ import html
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Text
-from t2x.data.prepared_folders import cache_folder, fingerprint
+from t2x.data.prepared_folders import fingerprint
+from t2x.data.samples.built import BuiltSource
+from t2x.data.samples.fetched import Fetched
 from t2x.data.sources.base import Example, with_progress
-from t2x.data.sources.built import BuiltSource
 from t2x.data.sources.digests import content_digest
 from t2x.data.sources.held_out import split_of
 
@@ -28,7 +28,7 @@ TAG = re.compile(r'(<[^>]*>)')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LibreOfficeHelp(BuiltSource):
+class LibreOfficeHelp(BuiltSource, Fetched):
   """Paragraphs and headings of the help in two languages (MPL-2.0): `source`, `target` and `name`.
 
   Pairs with equal texts and repeated pairs are omitted. A hash of its name assigns each file to
@@ -42,19 +42,14 @@ class LibreOfficeHelp(BuiltSource):
     target_language: folder name of the language in the packages: 'de', 'fr', 'zh-CN'.
   """
 
-  folder: Text | None = None
   source_language: Text = 'en-US'
   target_language: Text = 'de'
+
+  data_set = 'libreoffice_help'
 
   def splits(self) -> tuple[str, ...]:
     """Returns train, validation and test."""
     return tuple(SPLITS)
-
-  def features(self) -> dict[str, Any]:
-    """Returns the text features `source`, `target` and `name`, the file of the texts."""
-    import tensorflow_datasets as tfds
-
-    return {name: tfds.features.Text() for name in ('source', 'target', 'name')}
 
   def generate(self) -> Mapping[str, list[Example]]:
     """Returns the pairs of each split, in the order of file names."""
@@ -83,20 +78,15 @@ class LibreOfficeHelp(BuiltSource):
     return fingerprint('LibreOfficeHelp', VERSION, languages, SPLITS, digest.hexdigest())
 
   def _folder(self, language: str) -> Path:
-    out = Path(self.folder).expanduser() if self.folder else None
-    root = out or cache_folder() / 'downloads' / 'libreoffice_help'
-    folder = root / 'usr/share/libreoffice/help' / language / 'text'
+    folder = self.root / 'usr/share/libreoffice/help' / language / 'text'
     if not folder.is_dir():
       languages = sorted(path.parent.name for path in folder.parent.parent.glob('*/text'))
       if languages:
         raise UserError(
-          f"no help in '{language}' in {root}: it has {', '.join(languages)}; for another language "
-          f'unpack its package: dpkg -x libreoffice-help-{language.lower()}*.deb {root}'
+          f"no help in '{language}' in {self.root}: it has {', '.join(languages)}; for another language "
+          f'unpack its package: dpkg -x libreoffice-help-{language.lower()}*.deb {self.root}'
         )
-      raise UserError(
-        f'no {folder}: run `t2x data fetch libreoffice_help{f" --out {out}" if out else ""}`, '
-        'or set LibreOfficeHelp.folder'
-      )
+      raise UserError(f'no {folder}: {self.how_to_get}')
     return folder
 
 

@@ -8,10 +8,7 @@ from typing import Annotated
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, NonEmpty, Text
-from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.digests import digest_of
-from t2x.data.sources.fetched import find_data
+from t2x.data.samples.fetched import Fetched, Sample
 from t2x.data.sources.held_out import SPLITS, split_of
 
 __all__ = ['SentimentSnippets']
@@ -23,11 +20,10 @@ FILES = {
   'news': 'nytEditorialSnippets_GroundTruth.txt',
   'tweets': 'tweets_GroundTruth.txt',
 }
-ARCHIVE = 'vaderSentiment-*/additional_resources/hutto_ICWSM_2014.tar.gz'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SentimentSnippets(Source):
+class SentimentSnippets(Fetched, Sample):
   """23,182 snippets with `text`, `label` ('negative' or 'positive'), `rating` and `name`.
 
   The label is the sign of `rating`, the mean rating. A hash of its name assigns each review or
@@ -43,7 +39,9 @@ class SentimentSnippets(Source):
 
   kinds: Annotated[Sequence[Text], NonEmpty] = tuple(FILES)
   neutral: Fraction = 0.0
-  folder: Text | None = None
+
+  data_set = 'sentiment'
+  pattern = 'vaderSentiment-*/additional_resources/hutto_ICWSM_2014.tar.gz'
 
   def __post_init__(self):
     # A tuple, so that equal settings compare and hash equal.
@@ -54,34 +52,23 @@ class SentimentSnippets(Source):
         f'SentimentSnippets.kinds = {list(self.kinds)}: each must be one of {", ".join(FILES)}'
       )
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns train, validation and test."""
-    return tuple(SPLITS)
-
-  def load(self, split: str) -> Sequence[Example]:
-    """Returns the snippets of a split, in memory, in the order of the files."""
-    require_split(self, split)
+  def examples(self, split):
+    """Yields the snippets of a split, in the order of the files."""
     texts: set[str] = set()
-    examples = []
     for name, rating, text in self._snippets():
       if abs(rating) > self.neutral and text.lower() not in texts:
         texts.add(text.lower())
         if split_of(name) == split:
           label = 'positive' if rating > 0 else 'negative'
-          examples.append({'text': text, 'label': label, 'rating': rating, 'name': name})
-    return examples
+          yield {'text': text, 'label': label, 'rating': rating, 'name': name}
 
-  def fingerprint(self) -> str:
-    """Identifies the settings and the content of the archive."""
-    settings = (self.kinds, self.neutral, SPLITS)
-    return fingerprint('SentimentSnippets', settings, digest_of([self._archive()]))
-
-  def _archive(self):
-    return find_data('SentimentSnippets.folder', self.folder, 'sentiment', ARCHIVE)
+  def settings(self):
+    """Returns the kinds, the limit and the splits."""
+    return ((self.kinds, self.neutral, SPLITS),)
 
   def _snippets(self) -> Iterator[tuple[str, float, str]]:
     """Yields the name of the text that contains a snippet, its mean rating and its text."""
-    path = self._archive()
+    path = self.data_files()[0]
     try:
       with tarfile.open(path) as archive:
         contents = {member.name.split('/')[-1]: member for member in archive.getmembers()}

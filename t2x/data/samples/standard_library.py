@@ -5,12 +5,11 @@ import functools
 import hashlib
 import os
 import sysconfig
-from collections.abc import Sequence
 from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Source, require_split
+from t2x.data.samples.fetched import Sample
 from t2x.data.sources.held_out import split_of
 
 __all__ = ['StandardLibrary']
@@ -32,7 +31,7 @@ SPLITS = {'train': range(90), 'validation': range(90, 95), 'test': range(95, 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StandardLibrary(Source):
+class StandardLibrary(Sample):
   """The source files of the running Python's standard library, with `text` and `name`.
 
   A hash of its name assigns each file to train (90 %), validation (5 %) or test (5 %). Another
@@ -44,23 +43,16 @@ class StandardLibrary(Source):
 
   topics: bool = True
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns train, validation and test."""
-    return tuple(SPLITS)
-
-  def load(self, split: str) -> Sequence[Example]:
-    """Returns the files of a split, sorted by name."""
-    require_split(self, split)
-    examples = [
-      {'text': text, 'name': name} for name, text in _files() if split_of(name, SPLITS) == split
-    ]
+  def examples(self, split):
+    """Yields the files of a split, sorted by name."""
+    yield from (
+      {'text': t, 'name': name} for name, t in _files() if split_of(name, SPLITS) == split
+    )
     if self.topics and split == 'train':
       from pydoc_data.topics import topics
 
-      examples += [
-        {'text': text, 'name': f'topics/{name}'} for name, text in sorted(topics.items())
-      ]
-    return examples
+      for name, text in sorted(topics.items()):
+        yield {'text': text, 'name': f'topics/{name}'}
 
   def fingerprint(self) -> str:
     """Identifies the settings and the texts, which differ between versions of Python."""

@@ -1,59 +1,43 @@
-"""Sources that are prepared once, as TFDS data sets (array_record)."""
+"""Sources whose examples are prepared once, as JSON lines in the cache folder."""
 
 import abc
+import json
 import logging
 import re
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.tfds_source import DataSource, quiet_tfds, shortened
+from t2x.data.sources.files import JsonLines
 
 log = logging.getLogger('t2x')
 
 
 class BuiltSource(Source):
-  """A source that TFDS prepares in $T2X_CACHE/tfds, in a folder named by its fingerprint.
+  """A source that is prepared in $T2X_CACHE/built, in a folder named by its fingerprint.
 
   The folder is written atomically; other settings, content or versions have another folder.
   """
 
   @abc.abstractmethod
-  def features(self) -> dict[str, Any]:
-    """Returns the TFDS features by name."""
-
-  @abc.abstractmethod
   def generate(self) -> Mapping[str, Iterable[Example]]:
-    """Generates the examples of every split."""
+    """Generates the examples of every split, with values of JSON's types."""
 
-  def load(self, split: str) -> DataSource:
+  def load(self, split: str) -> Sequence[Example]:
     """Returns a split, prepared at first use."""
     require_split(self, split)
     name = re.sub(r'(?<=[a-z])(?=[A-Z])', '_', type(self).__name__).lower()
-    folder = cache_folder() / 'tfds' / f'{name}-{self.fingerprint()}'
-    prepare(folder.absolute(), self._write)
+    folder = (cache_folder() / 'built' / f'{name}-{self.fingerprint()}').absolute()
+    prepare(folder, self._write)
     try:
-      with quiet_tfds():
-        data = DataSource(self._builder(folder).as_data_source(split), {})
-        # TFDS opens files at the first read; reading now detects missing files.
-        if len(data):
-          data[0]
-        return data
-    except Exception as error:
-      raise UserError(f'{folder} cannot be read ({shortened(error)}): remove it') from error
-
-  def _builder(self, folder: Path) -> Any:
-    from t2x.data.sources.builder import Prepared, SourceConfig
-
-    config = SourceConfig(name='source', source=self)
-    return Prepared(config=config, data_dir=str(folder), file_format='array_record')
+      return JsonLines(train=str(folder / f'{split}.jsonl')).load('train')
+    except UserError as error:
+      raise UserError(f'{folder} cannot be read ({error}): remove it') from error
 
   def _write(self, folder: Path) -> None:
     log.info('preparing %s', self.describe())
-    with quiet_tfds():
-      self._builder(folder).download_and_prepare()
-    shutil.rmtree(folder / 'downloads', ignore_errors=True)
+    for split, examples in self.generate().items():
+      with (folder / f'{split}.jsonl').open('w', encoding='utf-8') as file:
+        file.writelines(json.dumps(example, ensure_ascii=False) + '\n' for example in examples)

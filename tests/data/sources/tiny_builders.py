@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
-
-from t2x.data.sources.built import BuiltSource
+from t2x.data.samples.built import BuiltSource
 
 
 class TinyPairs(tfds.core.GeneratorBasedBuilder):
