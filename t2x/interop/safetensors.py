@@ -12,15 +12,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import (
   LARGE,
   REQUIRED,
-  Choice,
   Fields,
-  Int,
-  Many,
   Object,
   printed,
   read_json,
@@ -42,8 +40,6 @@ DTYPES: Mapping[str, Any] = {
   'I8': np.int8,
   'U8': np.uint8,
 }
-# Bytes. Real headers are far smaller; a damaged length field exceeds this.
-LONGEST_HEADER = 100_000_000
 
 Spec = tuple[tuple[int, ...], Any]
 
@@ -104,80 +100,26 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
   try:
     if not path.is_file():
       raise ValueError('not a regular file')
-    size = path.stat().st_size
-    with path.open('rb') as file:
+    # Validates the header: each byte of the data belongs to exactly one tensor.
+    with safe_open(path, 'np'), path.open('rb') as file:
       length = int.from_bytes(file.read(8), 'little')
-      if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-        raise ValueError(f'the header has {length} bytes, the file {size}')
-      header = _parse_header(file.read(length))
-    specs = {
-      name: _parse_spec(name, entry) for name, entry in header.items() if name != '__metadata__'
-    }
-    _check_offsets(specs, size - 8 - length)
-    data = np.memmap(path, np.uint8, 'r', offset=8 + length) if size > 8 + length else np.zeros(0)
-    return {
-      name: np.asarray(data)[start:stop].view(dtype).reshape(shape)
-      for name, (shape, dtype, start, stop) in specs.items()
-    }
-  except (OSError, ValueError, RecursionError) as error:
-    raise UserError(f'{path} is truncated or damaged: {error}; download it again') from error
-
-
-def _parse_header(text: bytes) -> dict[str, Any]:
-  """Parses the header of a file. Raises ValueError, RecursionError."""
-
-  def unique(pairs):
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-      names = [name for name, _ in pairs]
-      duplicate = next(name for name in names if names.count(name) > 1)
-      raise ValueError(f'its header contains {shown(duplicate)} twice')
-    return entries
-
-  try:
-    header = json.loads(text.decode('utf-8'), object_pairs_hook=unique)
-  except UnicodeDecodeError as error:
-    raise ValueError(f'its header is not UTF-8 text: {error}') from error
-  if not isinstance(header, dict):
-    raise ValueError(f'its header is {shown(header)}, not a JSON object')
-  return header
-
-
-SPEC = {
-  'dtype': Choice(REQUIRED, DTYPES),
-  'shape': Many(REQUIRED, Int(REQUIRED, high=2**62), most=32),
-  'data_offsets': Many(REQUIRED, Int(REQUIRED, high=2**62), least=2, most=2),
-}
-
-
-def _parse_spec(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype, int, int]:
-  """Parses an entry of the header to (shape, dtype, start and end offset in bytes). Raises ValueError."""
-  where = f'tensor {shown(name)}'
-  if not isinstance(entry, dict):
-    raise ValueError(f'{where} is {shown(entry)}, not a JSON object')
-  try:
-    fields = Fields(entry, SPEC, where)
-  except UserError as error:
-    raise ValueError(error) from error
-  shape, (start, stop) = tuple(fields['shape']), fields['data_offsets']
-  dtype = np.dtype(DTYPES[fields['dtype']])
-  if stop - start != math.prod(shape) * dtype.itemsize:
-    raise ValueError(
-      f'{where}: data_offsets [{start}, {stop}] do not match shape {shape} of {dtype}'
+      header = json.loads(file.read(length))
+    header.pop('__metadata__', None)
+    for name, entry in header.items():
+      if entry['dtype'] not in DTYPES:
+        raise ValueError(f'tensor {shown(name)} has the unsupported type {entry["dtype"]}')
+    start = 8 + length
+    data = (
+      np.memmap(path, np.uint8, 'r', offset=start) if path.stat().st_size > start else np.zeros(0)
     )
-  return shape, dtype, start, stop
-
-
-def _check_offsets(specs: Mapping[str, tuple[Any, Any, int, int]], size: int) -> None:
-  """Raises ValueError unless each byte of the data belongs to exactly one tensor."""
-  end, previous = 0, 'the header'
-  for name, (_, _, start, stop) in sorted(specs.items(), key=lambda item: item[1][2:]):
-    if start != end:
-      kind = 'overlaps' if start < end else 'leaves a gap after'
-      raise ValueError(f'tensor {shown(name)}: data_offsets [{start}, {stop}] {kind} {previous}')
-    end, previous = stop, f'tensor {shown(name)}, which ends at {stop}'
-  if end != size:
-    raise ValueError(f'data_offsets require {end} bytes of tensors, the file has {size}')
+    return {
+      name: np.asarray(data)[slice(*entry['data_offsets'])]
+      .view(DTYPES[entry['dtype']])
+      .reshape(entry['shape'])
+      for name, entry in header.items()
+    }
+  except (OSError, ValueError, SafetensorError) as error:
+    raise UserError(f'{path} is truncated or damaged: {error}; download it again') from error
 
 
 def write_tensors(

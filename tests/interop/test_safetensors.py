@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from safetensors.numpy import load_file, save_file
 
 from t2x.base.errors import UserError
 from t2x.interop.safetensors import INDEX, SINGLE, read_tensors, write_tensors
@@ -39,17 +40,15 @@ def assert_same(got, wanted):
 @MANY
 @given(tensors=TENSORS)
 def test_the_library_reads_written_files(tmp_path, tensors):
-  library = pytest.importorskip('safetensors.numpy', reason="the extra 'parity' is not installed")
   (path,) = write(tmp_path, tensors)
-  assert_same(library.load_file(path), tensors)
+  assert_same(load_file(path), tensors)
   assert_same(read_tensors(tmp_path), tensors)
 
 
 @MANY
 @given(tensors=TENSORS)
 def test_files_written_by_the_library_are_read(tmp_path, tensors):
-  library = pytest.importorskip('safetensors.numpy', reason="the extra 'parity' is not installed")
-  library.save_file(tensors, tmp_path / SINGLE, metadata={'format': 'pt'})
+  save_file(tensors, tmp_path / SINGLE, metadata={'format': 'pt'})
   assert_same(read_tensors(tmp_path), tensors)
 
 
@@ -107,26 +106,6 @@ def test_a_file_cut_off_anywhere_is_refused(tmp_path):
       read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize(
-  'change',
-  [
-    {'dtype': 'F4'},
-    {'shape': [3, 3]},
-    {'data_offsets': [0, 4096]},
-    {'data_offsets': [-4, 20]},
-    {'data_offsets': [24, 0]},
-  ],
-)
-def test_a_header_that_does_not_add_up_is_refused(tmp_path, change):
-  (path,) = write(tmp_path, {'a': np.ones((2, 3), np.float32)})
-  data = path.read_bytes()[-24:]
-  about = {'dtype': 'F32', 'shape': [2, 3], 'data_offsets': [0, 24]} | change
-  header = json.dumps({'a': about}).encode()
-  path.write_bytes(len(header).to_bytes(8, 'little') + header + data)
-  with pytest.raises(UserError, match='truncated or damaged'):
-    read_tensors(tmp_path)
-
-
 def with_header(folder, header, size=24):
   """Writes a file with a header (text, bytes or an object) and `size` bytes of data."""
   if not isinstance(header, (str, bytes)):
@@ -142,56 +121,40 @@ def entry(start=0, stop=24, **change):
 
 
 HEADERS = [
-  ([], 'its header is [], not a JSON object'),
-  ('"a"', "its header is 'a', not a JSON object"),
-  ('3.5', 'its header is 3.5, not a JSON object'),
-  ('{"a": ', 'Expecting value'),
-  (b'{"\xff": 1}', 'its header is not UTF-8 text'),
-  ('[' * 100_000, 'recursion'),
-  ('{"a": ' * 100_000, 'recursion'),
-  (
-    f'{{"a": {json.dumps(entry(0, 12))}, "a": {json.dumps(entry(12))}}}',
-    "its header contains 'a' twice",
-  ),
-  ({'a': []}, "tensor 'a' is [], not a JSON object"),
-  ({'a': None}, "tensor 'a' is None, not a JSON object"),
-  ({'a': {}}, "tensor 'a' has no field 'dtype'"),
-  ({'a': entry(dtype='F4')}, "tensor 'a': dtype = 'F4' is not supported: must be 'BF16' or"),
-  ({'a': entry(dtype=['F32'])}, "tensor 'a': dtype = ['F32']"),
-  ({'a': entry(shape=6)}, "tensor 'a': shape = 6"),
-  ({'a': entry(shape=[6.0])}, "tensor 'a': shape = [6.0]"),
-  ({'a': entry(shape=[True, 6])}, "tensor 'a': shape = [True, 6]"),
-  ({'a': entry(shape=[-6])}, "tensor 'a': shape = [-6]"),
-  ({'a': entry(shape=[-2, -3])}, "tensor 'a': shape = [-2, -3]"),
-  ({'a': entry(shape=['6'])}, "tensor 'a': shape = ['6']"),
-  ({'a': entry(shape=[10**30])}, "tensor 'a': shape = [1000"),
-  ({'a': entry(shape=[1] * 100)}, "tensor 'a': shape = [1, 1, 1"),
-  ({'a': entry(shape=[0, 2**62, 2**62], data_offsets=[0, 0])}, 'damaged'),
-  ({'a': entry(shape=[7])}, "tensor 'a': data_offsets [0, 24] do not match shape (7,) of float32"),
-  ({'a': entry(data_offsets=[0])}, "tensor 'a': data_offsets = [0]"),
-  ({'a': entry(data_offsets=[0, 12, 24])}, "tensor 'a': data_offsets = [0, 12, 24]"),
-  ({'a': entry(data_offsets=[0.0, 24])}, "tensor 'a': data_offsets = [0.0, 24]"),
-  ({'a': entry(data_offsets=[False, 24])}, "tensor 'a': data_offsets = [False, 24]"),
-  ({'a': entry(data_offsets=[-24, 0])}, "tensor 'a': data_offsets = [-24, 0]"),
-  ({'a': entry(data_offsets=[24, 0])}, "tensor 'a': data_offsets [24, 0]"),
-  ({'a': entry(data_offsets={'0': 24})}, "tensor 'a': data_offsets = {'0': 24}"),
-  ({'a': entry(0, 16), 'b': entry(8)}, "tensor 'b': data_offsets [8, 24] overlaps tensor 'a'"),
-  ({'a': entry(), 'b': entry()}, "tensor 'b': data_offsets [0, 24] overlaps tensor 'a'"),
-  ({'a': entry(0, 8), 'b': entry(16)}, "] leaves a gap after tensor 'a', which ends at 8"),
-  ({'a': entry(8)}, "tensor 'a': data_offsets [8, 24] leaves a gap after the header"),
-  ({'a': entry(0, 16)}, 'data_offsets require 16 bytes of tensors, the file has 24'),
-  ({'a': entry(0, 4096)}, 'data_offsets require 4096 bytes of tensors, the file has 24'),
+  '[]',
+  '{"a": ',
+  b'{"\xff": 1}',
+  '[' * 100_000,
+  '{"a": ' * 100_000,
+  f'{{"a": {json.dumps(entry(0, 12))}, "a": {json.dumps(entry(12))}}}',
+  {'a': []},
+  {'a': {}},
+  {'a': entry(dtype='F4')},
+  {'a': entry(dtype='F8_E4M3', shape=[24])},
+  {'a': entry(shape=[True, 6])},
+  {'a': entry(shape=[-2, -3])},
+  {'a': entry(shape=[10**30])},
+  {'a': entry(shape=[1] * 100)},
+  {'a': entry(shape=[0, 2**62, 2**62], data_offsets=[0, 0])},
+  {'a': entry(shape=[7])},
+  {'a': entry(data_offsets=[0, 12, 24])},
+  {'a': entry(data_offsets=[-24, 0])},
+  {'a': entry(data_offsets=[24, 0])},
+  {'a': entry(0, 16), 'b': entry(8)},
+  {'a': entry(0, 8), 'b': entry(16)},
+  {'a': entry(8)},
+  {'a': entry(0, 16)},
+  {'a': entry(0, 4096)},
 ]
 
 
-@pytest.mark.parametrize(('header', 'told'), HEADERS)
-def test_a_malformed_header_is_refused_with_the_file_and_the_tensor(header, told, tmp_path):
+@pytest.mark.parametrize('header', HEADERS)
+def test_a_malformed_header_is_refused_in_one_line_with_the_file(header, tmp_path):
   path = with_header(tmp_path, header)
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(UserError, match=r'is truncated or damaged: .*; download it again') as caught:
     read_tensors(tmp_path)
   message = str(caught.value)
-  assert message.startswith(f'{path} is truncated or damaged: ')
-  assert told in message
+  assert message.startswith(str(path))
   assert '\n' not in message
   assert len(message) < 500
 

@@ -1,4 +1,4 @@
-"""Our own sources as TFDS builders: prepared once, whole or not at all."""
+"""Sources that are prepared once, as a whole or not at all."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def test_a_killed_preparation_leaves_no_partial_data(tmp_path, cache):
     time.sleep(0.02)
   killed.kill()
   killed.wait()
-  final = cache / 'tfds' / 'counted-counted-50'
+  final = cache / 'built' / 'counted-counted-50'
   assert not final.exists()
   assert len(list(final.parent.glob('*.tmp-*'))) == 1
   assert len(Counted(log=str(log)).load('train')) == 50
@@ -61,8 +61,8 @@ def test_two_processes_prepare_together(tmp_path):
 
 def test_missing_and_truncated_files_are_errors(cache, message):
   Counted().load('train')
-  (folder,) = (cache / 'tfds').glob('counted-*-50')
-  for path in folder.rglob('*train.array_record*'):
+  (folder,) = (cache / 'built').glob('counted-*-50')
+  for path in folder.glob('train.jsonl'):
     path.unlink()
   assert f'{folder} cannot be read' in message(Counted().load, 'train')
   assert "no split 'eval' in Counted(): must be one of train, test" in message(

@@ -5,14 +5,12 @@ import pytest
 import tiny_builders  # noqa: F401
 
 from t2x.data import TFDS, Digits, Part, Resized, label_values
-from t2x.data.samples.fashion_mnist import Images
 
 
 def test_values_in_memory_are_read_from_all_examples():
   digits = Digits()
   assert label_values(digits.load('train')) == set(range(10))
   assert label_values([{'label': np.int64(3)}, {'label': np.array(7)}, {'text': ''}]) == {3, 7}
-  assert label_values(Images(np.zeros((3, 2, 2, 1)), np.array([4, 2, 4]))) == {2, 4}
 
 
 @pytest.mark.parametrize(

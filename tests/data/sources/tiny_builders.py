@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
+
 from t2x.data.samples.built import BuiltSource
 
 
@@ -53,9 +54,6 @@ class Counted(BuiltSource):
 
   def splits(self):
     return ('train', 'test')
-
-  def features(self):
-    return {'text': tfds.features.Text()}
 
   def fingerprint(self):
     return f'counted-{self.count}'
