@@ -26,7 +26,7 @@ from t2x.data.encoding_workers import encode_split, num_workers
 from t2x.data.packing import add_positions
 from t2x.data.plans import Item, Plan, segments_of
 from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, prepare
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Rows', 'token_rows']
 

@@ -26,7 +26,7 @@ from t2x.base.errors import UserError
 from t2x.base.files import try_lock, write_atomically
 from t2x.data.plans import Item, Plan
 from t2x.data.sources.base import in_range
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 # Characters of text in a range. A split with fewer is encoded by one process.
 RANGE = 8 << 20

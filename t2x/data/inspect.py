@@ -10,7 +10,7 @@ from rich.text import Text
 
 from t2x.data.batches import Batch, Batches
 from t2x.data.plans import segments_of
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['inspect_batches']
 

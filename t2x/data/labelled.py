@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from t2x.base.errors import UserError
 from t2x.data.plans import Column, Plan, Row, text_of
-from t2x.data.tokenizers import Encoding, Located, Tokenizer
+from t2x.data.tokenizers.base import Encoding, Located, Tokenizer
 
 __all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
 

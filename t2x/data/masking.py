@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['MaskTokens']
 

@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from t2x.base.errors import UserError
 from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
-from t2x.data.tokenizers import SpecialIds, Tokenizer
+from t2x.data.tokenizers.base import SpecialIds, Tokenizer
 
 __all__ = [
   'ConcatenateAndSplit',

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.data.tokenizers import SpecialIds, Tokenizer
+from t2x.data.tokenizers.base import SpecialIds, Tokenizer
 
 Row = dict[str, Any]
 # Examples with their numbers in the split.

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.base.ranges import Fraction, Range
 from t2x.data.packing import add_positions
 from t2x.data.plans import segments_of
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Resegment', 'SampledPieces']
 

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.labelled import LabelledPlan
 from t2x.data.plans import Column, text_of
-from t2x.data.tokenizers import Located, Tokenizer
+from t2x.data.tokenizers.base import Located, Tokenizer
 
 __all__ = ['SpanWindows']
 

@@ -15,7 +15,7 @@ from t2x.base.text_table import text_table
 from t2x.data.cache import Rows
 from t2x.data.inspect import COLUMNS
 from t2x.data.plans import segments_of
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Statistics', 'split_statistics', 'write_statistics']
 

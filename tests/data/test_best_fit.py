@@ -12,7 +12,7 @@ from t2x.base.errors import UserError
 from t2x.data import BestFitDocuments, BestFitPairs, ConcatenateAndSplit, JoinedPairs, PackPairs
 from t2x.data.best_fit import best_fit_decreasing
 from t2x.data.packing import add_positions
-from t2x.data.tokenizers import SpecialIds
+from t2x.data.tokenizers.base import SpecialIds
 
 
 @given(st.lists(ids, max_size=30), st.integers(1, 15), st.integers(1, 4))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t2x.base.errors import UserError
 from t2x.data import Bytes, LabelledTexts, LabelledWords, token_rows
 from t2x.data.labelled import first_pieces
-from t2x.data.tokenizers import Located
+from t2x.data.tokenizers.base import Located
 
 BYTES = Bytes().train(())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from t2x.base.errors import UserError
 from t2x.data import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.packing import add_positions
-from t2x.data.tokenizers import SpecialIds
+from t2x.data.tokenizers.base import SpecialIds
 from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
 
 EOS = 1

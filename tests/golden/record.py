@@ -24,8 +24,8 @@ from flax import nnx
 from t2x import tasks
 from t2x.api import read_config
 from t2x.base.errors import UserError
-from t2x.data.tokenizers import Fitted
 from t2x.data.tokenizers.characters import CharacterTokenizer
+from t2x.data.tokenizers.existing import Fitted
 from t2x.interop import FAMILIES
 from t2x.train import AdamW, Constant, Experiment, Trainer, TrainingRun
 from tests.helpers import tiny_models

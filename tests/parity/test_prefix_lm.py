@@ -10,7 +10,7 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.data import Bytes
 from t2x.data.packing import add_positions
-from t2x.data.tokenizers import SpecialIds
+from t2x.data.tokenizers.base import SpecialIds
 from t2x.layers import Causal, Prefix
 from t2x.models.bodies import replace_parts
 from t2x.tasks import CausalLM, PrefixLM

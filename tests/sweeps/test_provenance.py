@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from t2x.api import read_config
+from t2x.data import Bytes
 from t2x.data.sources.files import TextFiles
-from t2x.data.tokenizers import Bytes
 from t2x.sweeps import provenance
 from t2x.tasks import CausalLM, Losses
 from t2x.train import Experiment

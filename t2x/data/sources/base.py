@@ -99,10 +99,9 @@ class Source(Protocol):
 
   def describe(self) -> str:
     """Returns one line for messages: the class and the settings that differ from their defaults."""
-    fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
     settings = [
       f'{field.name}={_setting_text(getattr(self, field.name))}'
-      for field in fields
+      for field in (dataclasses.fields(self) if dataclasses.is_dataclass(self) else ())
       if getattr(self, field.name) != _default_of(field)
     ]
     return f'{type(self).__name__}({", ".join(settings)})'

@@ -103,8 +103,6 @@ class Tokenizer(SpecialIds, abc.ABC):
   """
 
   kind: ClassVar[str]
-  # The printable forms of all ids.
-  _pieces: Sequence[str]
   single: Template = ((3, 0), ('A', 0), (1, 0))
   pair: Template = ((3, 0), ('A', 0), (1, 0), ('B', 1), (1, 1))
 
@@ -182,6 +180,11 @@ class Tokenizer(SpecialIds, abc.ABC):
   @abc.abstractmethod
   def decode(self, ids: Iterable[SupportsIndex]) -> str:
     """Returns the text of the ids; skips special ids and ids outside of the vocabulary."""
+
+  @property
+  def _pieces(self) -> Sequence[str]:
+    """The printable forms of all ids."""
+    raise NotImplementedError
 
   def pieces(self, ids: Iterable[SupportsIndex]) -> list[str]:
     """Returns a printable form of each id; U+2581 is SentencePiece's space, <0x..> a byte."""

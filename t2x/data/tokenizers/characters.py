@@ -75,8 +75,6 @@ class CharacterTokenizer(Tokenizer):
   def __init__(self, characters: str, vocab_size: int):
     self._characters, self.vocab_size = characters, vocab_size
     self._ids = {character: i + NUM_SPECIAL for i, character in enumerate(characters)}
-    padding = [''] * (vocab_size - NUM_SPECIAL - len(characters))
-    self._pieces = [*SPECIALS, *characters, *padding]
 
   def encode(self, text):
     """Returns one id per character."""
@@ -94,6 +92,11 @@ class CharacterTokenizer(Tokenizer):
   def word_starts(self, ids):
     """Returns True for the first white space after a word, and after special ids."""
     return _starts_at_spaces(ids, self._spaces[ids])
+
+  @functools.cached_property
+  def _pieces(self):
+    padding = [''] * (self.vocab_size - NUM_SPECIAL - len(self._characters))
+    return [*SPECIALS, *self._characters, *padding]
 
   @functools.cached_property
   def _spaces(self) -> np.ndarray:

@@ -56,7 +56,9 @@ def check_limits(backend: Any, where: str) -> None:
 
 def _growth(step: Mapping[str, Any] | None) -> float:
   """Returns an upper bound of the growth of a text's length in a step of the library."""
-  match step and step['type']:
+  if step is None:
+    return 1.0
+  match step['type']:
     case 'Sequence':
       # The steps are in `normalizers`, `decoders` or `processors`.
       parts = (part for value in step.values() if isinstance(value, list) for part in value)

@@ -1,4 +1,4 @@
-"""The supported families of Hugging Face models, one file per family."""
+"""The supported families of Hugging Face models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,45 +6,18 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
-from t2x.interop.families.albert import ALBERT
-from t2x.interop.families.bart import BART
-from t2x.interop.families.bert import BERT
-from t2x.interop.families.deberta_v2 import DEBERTA_V2
-from t2x.interop.families.fsmt import FSMT
-from t2x.interop.families.gpt1 import GPT1
-from t2x.interop.families.gpt2 import GPT2
-from t2x.interop.families.gpt_neo import GPT_NEO
-from t2x.interop.families.gpt_neox import GPT_NEOX
-from t2x.interop.families.llama import LLAMA
-from t2x.interop.families.marian import MARIAN
-from t2x.interop.families.opt import OPT
+from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
+from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2, XLM
+from t2x.interop.families.fairseq import BART, FSMT, MARIAN
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import VIT
-from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
 __all__ = ['FAMILIES', 'family_of']
 
-FAMILIES: Mapping[str, Family] = {
-  family.model_type: family
-  for family in (
-    ALBERT,
-    BART,
-    BERT,
-    DEBERTA_V2,
-    FSMT,
-    GPT1,
-    GPT2,
-    GPT_NEO,
-    GPT_NEOX,
-    LLAMA,
-    MARIAN,
-    OPT,
-    T5,
-    VIT,
-    XLM,
-  )
-}
+ALL = (ALBERT, BART, BERT, DEBERTA_V2, FSMT, GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA)
+ALL += (MARIAN, OPT, T5, VIT, XLM)
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:
