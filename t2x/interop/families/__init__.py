@@ -7,10 +7,11 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
 from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
-from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2, XLM
+from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import VIT
+from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
 __all__ = ['FAMILIES', 'family_of']
