@@ -25,9 +25,9 @@ Example = dict[str, Any]
 class Examples(Sequence[Example]):
   """Examples that are created when they are read."""
 
-  @abc.abstractmethod
   def label_values(self) -> set[Any] | None:
     """Returns the possible values of `label`; None if this would require reading all examples."""
+    return None
 
 
 class BulkExamples(Examples):

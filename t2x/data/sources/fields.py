@@ -1,9 +1,9 @@
-"""Sources that rewrite the text fields of another source's examples."""
+"""Sources that rewrite another source's examples."""
 
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text
@@ -27,8 +27,9 @@ class _Rewritten(BulkExamples):
     return map(self.source.rewrite, read_at(self.examples, indices))
 
   def label_values(self):
-    """Returns the label values of the source."""
-    return label_values(self.examples)
+    """Returns the label values of the source, rewritten."""
+    values = label_values(self.examples)
+    return None if values is None else set(map(self.source.rewrite_label, values))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,10 @@ class RewritingSource(Source):
     Raises:
       UserError: the example lacks a field.
     """
+
+  def rewrite_label(self, label: Any) -> Any:
+    """Returns the label to use in place of one of the source."""
+    return label
 
   def splits(self) -> tuple[str, ...]:
     """Returns the splits of the source."""

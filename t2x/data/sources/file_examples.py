@@ -157,9 +157,6 @@ class FileExamples(BulkExamples):
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise UserError(f'the index {self.folder} is damaged ({error}): remove it') from error
 
-  def label_values(self):
-    """Returns None: this would require reading all examples."""
-
 
 def _write_index(source: TextSource, split: str, files: Sequence[DataFile], folder: Path) -> None:
   """Writes the first byte of each example, and the number of examples and the size of each file."""

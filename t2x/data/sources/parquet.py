@@ -118,9 +118,6 @@ class ParquetExamples(BulkExamples):
     self._last = group, table
     return table
 
-  def label_values(self):
-    """Returns None: this would require reading all examples."""
-
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Resized images of another source."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,32 +10,14 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Examples, Source, label_values, origins
+from t2x.data.sources.base import Source, origins
+from t2x.data.sources.fields import RewritingSource
 
 __all__ = ['Resized']
 
 
-class Images(Examples):
-  """Examples whose images are resized when they are read."""
-
-  def __init__(self, examples: Sequence, height: int, width: int):
-    self.examples, self.height, self.width = examples, height, width
-
-  def __len__(self) -> int:
-    return len(self.examples)
-
-  def __getitem__(self, index):
-    """Returns the example at `index`, its `image` uint8 [height, width, channels]."""
-    example = self.examples[index]
-    return example | {'image': _rounded(example['image'], self.height, self.width)}
-
-  def label_values(self):
-    """Returns the label values of the source."""
-    return label_values(self.examples)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Resized(Source):
+class Resized(RewritingSource):
   """The examples of a source, with `image` resized bilinearly, with antialiasing if it is reduced.
 
   Changes the proportions of images that have others; `CentralCrop` keeps them.
@@ -47,17 +28,12 @@ class Resized(Source):
     width: width of the images in pixels.
   """
 
-  source: Source
   height: Size
   width: Size
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source."""
-    return self.source.splits()
-
-  def load(self, split: str) -> Images:
-    """Returns a split of the source, resized."""
-    return Images(self.source.load(split), self.height, self.width)
+  def rewrite(self, example):
+    """Returns the example with its `image` as uint8 [height, width, channels]."""
+    return example | {'image': _rounded(example['image'], self.height, self.width)}
 
   def fingerprint(self) -> str:
     """Identifies the source, the size and the filter."""

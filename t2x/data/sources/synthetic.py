@@ -16,7 +16,8 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, NonEmpty, Range, Seed, Size
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
+from t2x.data.sources.base import BulkExamples, Example, Source, require_split
+from t2x.data.sources.fields import RewritingSource
 
 __all__ = ['AssociativeRecall', 'ListOps', 'Pathfinder', 'PixelText']
 
@@ -61,7 +62,7 @@ class Synthetic(Source):
     return fingerprint(self)
 
 
-class SyntheticExamples(Examples):
+class SyntheticExamples(BulkExamples):
   """Examples of a split; each is a function of the settings, the split and the index."""
 
   def __init__(self, source: Synthetic, split: str):
@@ -70,13 +71,11 @@ class SyntheticExamples(Examples):
   def __len__(self) -> int:
     return self.source.examples[self.split]
 
-  def __getitem__(self, index):
-    """Returns the example at `index`."""
-    if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    i = range(len(self))[index]
-    key = (self.source.seed, zlib.crc32(self.split.encode()), i)
-    return self.source.example(np.random.default_rng(key))
+  def read(self, indices):
+    """Yields computed examples."""
+    key = self.source.seed, zlib.crc32(self.split.encode())
+    for i in indices:
+      yield self.source.example(np.random.default_rng((*key, i)))
 
   def label_values(self):
     """Returns the labels of the source."""
@@ -281,7 +280,7 @@ def _curve(rng: np.random.Generator, length: int, side: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PixelText(Source):
+class PixelText(RewritingSource):
   """Images of a source as `text`, row by row with one character per pixel, and `label` as text.
 
   The character of grey level g of 0 .. levels - 1 is chr(48 + g), so that every pixel is a token of `Bytes`.
@@ -291,43 +290,20 @@ class PixelText(Source):
     levels: number of grey levels.
   """
 
-  source: Source
   levels: Levels = 16
 
-  def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source."""
-    return self.source.splits()
-
-  def load(self, split: str) -> 'PixelTexts':
-    """Returns a split of the source as texts."""
-    return PixelTexts(self.source.load(split), self.levels)
-
-  def fingerprint(self) -> str:
-    """Identifies the source and the number of levels."""
-    return fingerprint('PixelText', self.source.fingerprint(), self.levels)
-
-
-class PixelTexts(Examples):
-  """Examples whose images are converted to text when they are read."""
-
-  def __init__(self, examples: Sequence, levels: int):
-    self.examples, self.levels = examples, levels
-
-  def __len__(self) -> int:
-    return len(self.examples)
-
-  def __getitem__(self, index):
-    """Returns `text` and `label` of the example at `index`."""
-    if isinstance(index, slice):
-      return [self[i] for i in range(*index.indices(len(self)))]
-    example = self.examples[index]
+  def rewrite(self, example):
+    """Returns `text` and `label`."""
     image = example['image']
     if image.shape[-1] != 1:
       raise UserError(f'PixelText needs images with one channel, got {image.shape[-1]}')
     levels = image[..., 0].astype(int) * self.levels // 256
     return {'text': ''.join(map(chr, 48 + levels.ravel())), 'label': str(example['label'])}
 
-  def label_values(self):
-    """Returns the label values of the source, as text."""
-    values = label_values(self.examples)
-    return None if values is None else {str(value) for value in values}
+  def rewrite_label(self, label):
+    """Returns the label as text."""
+    return str(label)
+
+  def fingerprint(self) -> str:
+    """Identifies the source and the number of levels."""
+    return fingerprint('PixelText', self.source.fingerprint(), self.levels)

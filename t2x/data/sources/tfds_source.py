@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import pickle
+import pkgutil
 import re
 import sys
 import textwrap
@@ -25,26 +26,6 @@ from t2x.data.sources.base import BulkExamples, Source
 __all__ = ['TFDS']
 
 log = logging.getLogger('t2x')
-
-
-PACKAGES = [
-  'audio',
-  'graphs',
-  'image',
-  'image_classification',
-  'object_detection',
-  'question_answering',
-  'ranking',
-  'recommendation',
-  'structured',
-  'summarization',
-  'text',
-  'text_simplification',
-  'time_series',
-  'translate',
-  'video',
-  'vision_language',
-]
 
 
 class DataSource(BulkExamples):
@@ -230,10 +211,13 @@ class TFDS(Source):
 
 def _register_all() -> None:
   """Imports the data sets that TFDS registers only when their package is imported."""
-  for package in PACKAGES:
+  import tensorflow_datasets as tfds
+
+  for module in pkgutil.iter_modules(tfds.__path__):
     # Some need another package, such as h5py.
     with contextlib.suppress(ImportError):
-      importlib.import_module(f'tensorflow_datasets.{package}')
+      if module.ispkg and module.name not in ('core', 'scripts', 'testing'):
+        importlib.import_module(f'tensorflow_datasets.{module.name}')
 
 
 def _all_names() -> list[str]:
