@@ -58,7 +58,6 @@ class Shuffled(Order):
   identity = True
 
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epoch and the row index of consecutive numbers."""
     return shuffled(np.arange(numbers.start, numbers.stop), self.size, self.seed)
 
 
@@ -70,7 +69,6 @@ class InOrder(Order):
   identity = False
 
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epoch and the row index of consecutive numbers."""
     epoch, index = np.divmod(np.arange(numbers.start, numbers.stop), self.size)
     return epoch, index
 

@@ -93,11 +93,9 @@ class ByLength(Order):
 
   @property
   def identity(self) -> object:
-    """Identifies the order, apart from the seed."""
     return ['by length', [len(rows) for rows in self.rows]]
 
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epoch and the row of consecutive numbers, which may be of several batches."""
     epochs, indices = [], []
     while numbers:
       step, first = divmod(numbers.start, self.batch_size)

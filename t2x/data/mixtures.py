@@ -69,7 +69,6 @@ class FixedWeights(MixtureWeights):
       raise UserError(f'FixedWeights.weights = {dict(self.weights)}: one of them must be above 0')
 
   def stages(self, sizes):
-    """Returns one stage."""
     if set(self.weights) != set(sizes):
       raise UserError(
         f'FixedWeights.weights has {_names(self.weights)}, but the mixture has {_names(sizes)}: '
@@ -91,7 +90,6 @@ class ProportionalWeights(MixtureWeights):
   temperature: Annotated[float, Range('0.1 <= x')] = 1.0
 
   def stages(self, sizes):
-    """Returns one stage."""
     counted = {name: min(size, self.limit or size) for name, size in sizes.items()}
     return [(0, {name: size ** (1 / self.temperature) for name, size in counted.items()})]
 
@@ -112,7 +110,6 @@ class StagedWeights(MixtureWeights):
       raise UserError(f'StagedWeights.by_step begins at steps {steps}: must be 0 and then increase')
 
   def stages(self, sizes):
-    """Returns the stages."""
     stages = []
     for step, weights in self.by_step:
       (_, only), *more = weights.stages(sizes)
@@ -214,7 +211,6 @@ class Interleaved(Order):
 
   @property
   def identity(self) -> object:
-    """Identifies the order, apart from the seed."""
     return [self.names, self.sizes, self.stages]
 
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:

@@ -56,7 +56,6 @@ class BabelDates(BuiltSource):
       )
 
   def splits(self):
-    """Returns train, validation and test."""
     return ('train', 'validation', 'test')
 
   def generate(self) -> Mapping[str, Iterator[Example]]:

@@ -21,7 +21,6 @@ class Digits(Sample):
   split_names = ('train', 'test')
 
   def examples(self, split):
-    """Yields the images of a split."""
     try:
       from sklearn.datasets import load_digits
     except ImportError as error:

@@ -47,7 +47,6 @@ class FactbookSpans(Fetched, Sample):
         yield from _questions(path)
 
   def settings(self):
-    """Returns the version and the splits."""
     return VERSION, SPLITS
 
 

@@ -37,7 +37,6 @@ class FashionMNIST(Fetched, Sample, ClassSource):
     return CLASSES if self.folder is None else ()
 
   def data_files(self):
-    """Returns the images and the labels of each split."""
     return [path for split in PREFIXES for path in self._files_of(split)]
 
   def _files_of(self, split: str) -> list[Path]:
@@ -45,7 +44,6 @@ class FashionMNIST(Fetched, Sample, ClassSource):
     return [self.find(f'**/{PREFIXES[split]}-{kind}-ubyte*')[0] for kind in kinds]
 
   def examples(self, split):
-    """Yields the images of a split."""
     path, labels_path = self._files_of(split)
     images, labels = _read_idx(path), _read_idx(labels_path)
     if len(images) != len(labels):

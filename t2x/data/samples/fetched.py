@@ -24,7 +24,6 @@ class Sample(Source):
     """Yields the examples of a split in a fixed order."""
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the names of the splits."""
     return tuple(self.split_names)
 
   def load(self, split: str) -> Sequence[Example]:

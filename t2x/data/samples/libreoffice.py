@@ -48,7 +48,6 @@ class LibreOfficeHelp(BuiltSource, Fetched):
   data_set = 'libreoffice_help'
 
   def splits(self) -> tuple[str, ...]:
-    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def generate(self) -> Mapping[str, list[Example]]:

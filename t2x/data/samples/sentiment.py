@@ -63,7 +63,6 @@ class SentimentSnippets(Fetched, Sample):
           yield {'text': text, 'label': label, 'rating': rating, 'name': name}
 
   def settings(self):
-    """Returns the kinds, the limit and the splits."""
     return ((self.kinds, self.neutral, SPLITS),)
 
   def _snippets(self) -> Iterator[tuple[str, float, str]]:

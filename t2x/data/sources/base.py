@@ -153,15 +153,12 @@ class NoSource(Source):
   """Source of a task whose config sets none: it can generate, but not train or evaluate."""
 
   def splits(self) -> tuple[str, ...]:
-    """Returns no names."""
     return ()
 
   def load(self, split: str) -> Sequence[Example]:
-    """Raises a UserError."""
     raise UserError("the task has no examples: set its 'source'")
 
   def fingerprint(self) -> str:
-    """Returns a constant."""
     return 'no source'
 
 

@@ -56,7 +56,6 @@ class Deduplicated(Source):
     object.__setattr__(self, 'fields', tuple(self.fields))
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source."""
     return self.source.splits()
 
   def load(self, split: str) -> Sequence[Example]:

@@ -23,11 +23,9 @@ class _Rewritten(BulkExamples):
     return len(self.examples)
 
   def read(self, indices):
-    """Returns the rewritten examples at indices."""
     return map(self.source.rewrite, read_at(self.examples, indices))
 
   def label_values(self):
-    """Returns the label values of the source, rewritten."""
     values = label_values(self.examples)
     return None if values is None else set(map(self.source.rewrite_label, values))
 
@@ -55,11 +53,9 @@ class RewritingSource(Source):
     return label
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source."""
     return self.source.splits()
 
   def load(self, split: str) -> Sequence[Example]:
-    """Returns the examples of a split."""
     return _Rewritten(self, self.source.load(split))
 
   def fingerprint(self) -> str:

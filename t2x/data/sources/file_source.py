@@ -38,7 +38,6 @@ class LocalSource(Source):
   test: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the splits that are set."""
     return tuple(name for name in ('train', 'validation', 'test') if getattr(self, name))
 
   def setting(self, split: str) -> tuple[str, str]:

@@ -136,7 +136,6 @@ class HubExamples(BulkExamples):
     return len(self.data)
 
   def read(self, indices):
-    """Yields examples, which are converted together."""
     columns = self.data[indices if isinstance(indices, range) else list(indices)]
     for row, i in enumerate(indices):
       try:

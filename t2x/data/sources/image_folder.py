@@ -101,7 +101,6 @@ class FolderImages(BulkExamples):
     return self.ends[-1]
 
   def read(self, indices):
-    """Yields images and labels."""
     for i in indices:
       path = self.path(i)
       try:

@@ -31,7 +31,6 @@ class Spread(BulkExamples):
     return self.size
 
   def read(self, indices):
-    """Yields examples of the source."""
     originals = [i * len(self.examples) // self.size for i in indices]
     return read_at(self.examples, originals)
 
@@ -58,7 +57,6 @@ class Selected(BulkExamples):
     return len(self.indices)
 
   def read(self, indices):
-    """Returns selected examples."""
     return read_at(self.examples, self.indices[list(indices)].tolist())
 
   def label_values(self):
@@ -89,7 +87,6 @@ class Part(Source):
         )
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source."""
     return self.source.splits()
 
   def load(self, split: str) -> Sequence[Example]:

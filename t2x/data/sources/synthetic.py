@@ -49,7 +49,6 @@ class Synthetic(Source):
     """Returns a random example."""
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the names in `examples`."""
     return tuple(self.examples)
 
   def load(self, split: str) -> 'SyntheticExamples':
@@ -58,7 +57,6 @@ class Synthetic(Source):
     return SyntheticExamples(self, split)
 
   def fingerprint(self) -> str:
-    """Identifies the settings."""
     return fingerprint(self)
 
 
@@ -72,13 +70,11 @@ class SyntheticExamples(BulkExamples):
     return self.source.examples[self.split]
 
   def read(self, indices):
-    """Yields computed examples."""
     key = self.source.seed, zlib.crc32(self.split.encode())
     for i in indices:
       yield self.source.example(np.random.default_rng((*key, i)))
 
   def label_values(self):
-    """Returns the labels of the source."""
     return set(self.source.labels)
 
 
@@ -121,7 +117,6 @@ class ListOps(Synthetic):
 
   @property
   def labels(self):
-    """The digits."""
     return [str(digit) for digit in range(10)]
 
   def example(self, rng):
@@ -186,7 +181,6 @@ class AssociativeRecall(Synthetic):
 
   @property
   def labels(self):
-    """The digits."""
     return [str(digit) for digit in range(10)]
 
   def example(self, rng):
@@ -223,7 +217,6 @@ class Pathfinder(Synthetic):
 
   @property
   def labels(self):
-    """0 and 1."""
     return [0, 1]
 
   def example(self, rng):
@@ -301,7 +294,6 @@ class PixelText(RewritingSource):
     return {'text': ''.join(map(chr, 48 + levels.ravel())), 'label': str(example['label'])}
 
   def rewrite_label(self, label):
-    """Returns the label as text."""
     return str(label)
 
   def fingerprint(self) -> str:

@@ -332,7 +332,6 @@ class Existing(TokenizerConfig):
     return self.load()
 
   def is_fitted(self, source_fingerprint, cache=None):
-    """Returns True."""
     return True
 
   def _check_size(self, tokenizer: Tokenizer, folder: str) -> Tokenizer:

@@ -51,7 +51,6 @@ class ByteTokenizer(Tokenizer):
 
   @classmethod
   def load(cls, folder, saved):
-    """Returns the tokenizer, which has no saved fields."""
     return cls()
 
 
@@ -109,7 +108,6 @@ class CharacterTokenizer(Tokenizer):
 
   @classmethod
   def load(cls, folder, saved):
-    """Loads the characters from tokenizer.json."""
     return cls(saved['characters'], saved['vocab_size'])
 
 

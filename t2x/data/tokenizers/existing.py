@@ -40,7 +40,6 @@ class Fitted(Existing):
     self.vocab_size = tokenizer.vocab_size
 
   def load(self):
-    """Returns the tokenizer."""
     return self.tokenizer
 
   def __repr__(self) -> str:
@@ -60,7 +59,6 @@ class NoTokenizer(Existing):
     )
 
   def is_fitted(self, source_fingerprint, cache=None):
-    """Returns False."""
     return False
 
 

@@ -150,7 +150,6 @@ class FastTokenizer(Tokenizer):
 
   @classmethod
   def load(cls, folder, saved):
-    """Loads backend.json."""
     tokenizer = cls(read_text(folder / 'backend.json'), SpecialTokens.read(saved))
     check_limits(tokenizer._backend, str(folder))
     return tokenizer

@@ -115,7 +115,6 @@ class SpieceTokenizer(SentencePieceModel):
 
   @classmethod
   def load(cls, folder, saved):
-    """Loads the SentencePiece model and the special tokens."""
     model = sentencepiece_model(folder / 'sentencepiece.model')
     tokens, added = SpecialTokens.read(saved['known']), distinct_ids(saved['added'], str(folder))
     fold = saved['fold'] and Fold(**Fields(saved['fold'], FOLD, str(folder)))
@@ -189,7 +188,6 @@ class MarianTokenizer(SpieceTokenizer):
 
   @classmethod
   def load(cls, folder, saved):
-    """Loads both models and the vocabulary."""
     model, other = (
       sentencepiece_model(folder / f'{name}.model') for name in ('sentencepiece', 'other')
     )

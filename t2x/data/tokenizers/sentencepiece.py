@@ -180,7 +180,6 @@ class SentencePieceTokenizer(SentencePieceModel):
 
   @classmethod
   def load(cls, folder, saved):
-    """Loads the SentencePiece model."""
     return cls(sentencepiece_model(folder / 'sentencepiece.model'))
 
 
