@@ -99,9 +99,10 @@ class Source(Protocol):
 
   def describe(self) -> str:
     """Returns one line for messages: the class and the settings that differ from their defaults."""
+    fields: Any = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
     settings = [
       f'{field.name}={_setting_text(getattr(self, field.name))}'
-      for field in (dataclasses.fields(self) if dataclasses.is_dataclass(self) else ())
+      for field in fields
       if getattr(self, field.name) != _default_of(field)
     ]
     return f'{type(self).__name__}({", ".join(settings)})'

@@ -16,7 +16,18 @@ from t2x.interop.family import Family
 
 __all__ = ['FAMILIES', 'family_of']
 
-ALL = (ALBERT, BART, BERT, DEBERTA_V2, FSMT, GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA)
+ALL: tuple[Family, ...] = (
+  ALBERT,
+  BART,
+  BERT,
+  DEBERTA_V2,
+  FSMT,
+  GPT1,
+  GPT2,
+  GPT_NEO,
+  GPT_NEOX,
+  LLAMA,
+)
 ALL += (MARIAN, OPT, T5, VIT, XLM)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
