@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from t2x.api import read_config
 from t2x.data import evaluation_batches
+from t2x.experiments import read_config
 from t2x.train import TrainingRun
 
 

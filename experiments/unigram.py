@@ -9,8 +9,8 @@ import argparse
 
 import numpy as np
 
-from t2x.api import read_config
 from t2x.data import Batches, evaluation_batches
+from t2x.experiments import read_config
 
 # Targets of masked language models, of encoder-decoders and of causal language models.
 TARGETS = ('labels', 'target', 'tokens')

@@ -73,7 +73,7 @@ def test_unknown_command_is_bad_usage(capsys):
 def test_configs_import_neither_tensorflow_nor_torch_nor_orbax():
   code = """
 import json, sys
-from t2x.api import PACKAGES
+from t2x.experiments import PACKAGES
 for package in PACKAGES:
   __import__(package)
 print(json.dumps(sorted({'tensorflow', 'torch', 'orbax'} & set(sys.modules))))

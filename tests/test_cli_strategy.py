@@ -5,10 +5,10 @@ import types
 import pytest
 
 from t2x import decode
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.cli import parser
 from t2x.cli.generate import decoding_strategy
+from t2x.experiments import read_config
 
 TRIGRAMS, LANGUAGE = decode.NoRepeatNGram(3), decode.ForceFirst([7])
 OWN = decode.Beam(5, processors=[TRIGRAMS, LANGUAGE])

@@ -12,7 +12,7 @@ import json
 import lzma
 from pathlib import Path
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.process.allocator import set_allocator
 from t2x.process.compile_cache import set_compile_cache
 from t2x.sweeps.sweep import read_sweep

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.data import Batches
+from t2x.experiments import read_config
 from t2x.layers import Admin, Call, Result, initialized
 
 

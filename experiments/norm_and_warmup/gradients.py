@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.data import Batches
+from t2x.experiments import read_config
 from t2x.sweeps.sweep import read_sweep
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def preparation(folder: str) -> tuple[dict, object]:
   """Returns the time to prepare the rows and to open them again, and the run."""
-  from t2x.api import read_config
+  from t2x.experiments import read_config
   from t2x.train import TrainingRun
 
   config = read_config([str(ROOT / 'configs/runs/quickstart.gin')], [])

@@ -100,7 +100,7 @@ def main() -> None:
   if args.steps < 500:
     parser.error('--steps must be at least 500, to have intervals between the first and the last')
   set_allocator()
-  from t2x.api import read_config
+  from t2x.experiments import read_config
   from t2x.train import TrainingRun
 
   with tempfile.TemporaryDirectory() as name:

@@ -31,7 +31,7 @@ def t2x_steps(name: str, precision: str, bindings: Sequence[str] = ()):
   import numpy as np
   from throughput import random_batch
 
-  from t2x.api import read_config
+  from t2x.experiments import read_config
   from t2x.train import Program
 
   dtype = {'f32': 'float32', 'bf16': 'bfloat16'}[precision]

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = check_sweep(Path(sweeps[0]), args.overrides, args.devices)
   else:
-    from t2x.api import read_config
+    from t2x.experiments import read_config
     from t2x.train import check_experiment
 
     config = read_config(args.files, args.overrides)
@@ -64,7 +64,7 @@ def _coordinates(
   files: Sequence[str], overrides: Sequence[str], settings: Sequence[str], num_steps: int
 ) -> int:
   """Prints the size of activations by width."""
-  from t2x.api import read_experiment
+  from t2x.experiments import read_experiment
   from t2x.train.checks import coordinates, coordinates_table
 
   values = {name: row.split(',') for name, _, row in (text.partition('=') for text in settings)}

@@ -76,8 +76,8 @@ def script(shell: str) -> str:
 
 def gin_names() -> list[str]:
   """Returns PART.PARAMETER of all parameters that a config can set, sorted."""
-  from t2x.api import registry
   from t2x.config import catalogue
+  from t2x.experiments import registry
 
   parts_by_name = registry()
   parts = {part for interface in catalogue.interfaces(parts_by_name) for part in interface.parts}

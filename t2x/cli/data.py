@@ -288,8 +288,8 @@ def _verify(args: argparse.Namespace) -> None:
 
 def _experiment(args: argparse.Namespace, option: str = '', out: Path | None = None) -> Any:
   """Builds the experiment; raises UserError if it has no task, or reads the file `out` of an option."""
-  from t2x.api import read_config
   from t2x.data import files_of
+  from t2x.experiments import read_config
 
   config = read_config(args.files, args.overrides)
   experiment = config.build()

@@ -15,8 +15,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the differences between two configs; returns 1 if there are any."""
-  from t2x.api import read_config
   from t2x.config import diff
+  from t2x.experiments import read_config
 
   sides = [Path(side) / 'config.gin' if Path(side).is_dir() else side for side in (args.a, args.b)]
   lines = diff(*(read_config([side], args.overrides) for side in sides))

@@ -39,8 +39,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Checks the config on the devices of the target, renders the file, and submits it."""
+  from t2x.experiments import binds_sweep
   from t2x.launch import Job, default_name, render
-  from t2x.sweeps.sweep import binds_sweep
 
   args.name = args.name or default_name(args.files[0])
   sweeps = [file for file in args.files if binds_sweep(file)]
@@ -105,7 +105,7 @@ def _check_config(args: argparse.Namespace, num_devices: int) -> None:
 
     read_sweep(args.files[0], args.overrides)
     return
-  from t2x.api import read_experiment
+  from t2x.experiments import read_experiment
   from t2x.train import check_experiment
 
   check_experiment(read_experiment(args.files, args.overrides), num_devices)

@@ -34,10 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the parts by interface, or one part with its parameters."""
-  from t2x.api import registry
   from t2x.base.errors import UserError
   from t2x.cli.options import refuse
   from t2x.config import catalogue, did_you_mean
+  from t2x.experiments import registry
 
   parts = registry(args.modules)
   interfaces = catalogue.interfaces(parts)

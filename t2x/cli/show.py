@@ -26,8 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the resolved config or the sharding, or draws the attention patterns."""
-  from t2x.api import read_config
   from t2x.config import show
+  from t2x.experiments import read_config
 
   config = read_config(args.files, args.overrides)
   if args.sharding:

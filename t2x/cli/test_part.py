@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _builder(name: str, overrides: list[str], interface: type) -> Any:
   """Returns the part of an interface with the `--gin.` bindings of the command line."""
-  from t2x.api import read_config
   from t2x.config import problem
   from t2x.config.values import Reference
+  from t2x.experiments import read_config
 
   module, _, part = name.rpartition('.')
   if not all(word.isidentifier() for word in name.split('.')):

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import logging
 from pathlib import Path
 
@@ -28,20 +29,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Starts a run, or resumes the run in the folder."""
-  from t2x.api import read_config
   from t2x.base.terminal import log_to_file, wrap_streams
   from t2x.config import render
+  from t2x.experiments import changed_settings, read_config
   from t2x.run_folder.ownership import claim_folder
 
   log = logging.getLogger('t2x')
   config = read_config(args.files, args.overrides)
+  text = render(config)
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
   with contextlib.ExitStack() as stack:
     # Joining a distributed run may have replaced the streams.
     stack.enter_context(wrap_streams())
     if processes.first:
-      stack.enter_context(claim_folder(folder, config, args.fresh))
+      changed = functools.partial(changed_settings, config)
+      stack.enter_context(claim_folder(folder, text, changed, args.fresh))
       args.log = folder / 'log.txt'
       stack.enter_context(log_to_file(args.log))
       log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
@@ -52,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
     processes.barrier()
     from t2x.train import train
 
-    train(config.build(), folder, render(config), args.verbose, processes=processes)
+    train(config.build(), folder, text, args.verbose, processes=processes)
   return 0

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x import config as config_lib
-from t2x.api import read_config, read_experiment
 from t2x.base.errors import UserError
 from t2x.base.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 from t2x.base.files import check_new_folder
+from t2x.experiments import read_config, read_experiment
 
 # Config of generation for an imported model with a tokenizer.
 USE = """

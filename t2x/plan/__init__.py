@@ -2,4 +2,4 @@
 
 from t2x.plan.hardware import *
 from t2x.plan.plan import *
-from t2x.plan.report import *
+from t2x.plan.text import *

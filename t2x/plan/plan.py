@@ -2,17 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled
-from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
+from t2x.plan.cost import RunCost, StepTime, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
-from t2x.train.logs.flops import step_flops, step_tokens
 
-__all__ = ['Plan', 'Request', 'make_plan', 'plan_json']
+__all__ = ['Plan', 'Request', 'make_plan']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,50 +142,3 @@ def communication(planned: Planned) -> Sequence[Collective]:
   if compiled is not None:
     return compiled.collectives
   return expected_collectives(variant.footprint, variant.mesh_shape)
-
-
-def plan_json(plan: Plan) -> dict[str, Any]:
-  """Returns the plan as values that JSON can represent."""
-  from t2x.plan.report import assumptions
-
-  device = plan.request.device
-  return {
-    'files': list(plan.request.files),
-    'devices': plan.base.variant.program.mesh.size,
-    'device': None if device is None else dataclasses.asdict(device),
-    'experiment': _variant_json(plan.base, device),
-    'changes': [_variant_json(planned, device) for planned in plan.changes],
-    'search': [_variant_json(planned, device) for planned in plan.best],
-    'variants_tried': plan.num_tried or len(plan.changes),
-    'assumptions': assumptions(plan),
-  }
-
-
-def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
-  variant, compiled = planned.variant, planned.compiled
-  traced = variant.footprint
-  result: dict[str, Any] = {
-    'settings': list(variant.bindings),
-    'mesh': variant.mesh_shape,
-    'remat': variant.remat,
-    'accumulate': variant.accumulate,
-    'fits': planned.fits,
-    'bytes_per_device': {**traced.parts(), 'total': traced.total},
-    'live_before_backward': traced.saved,
-    'flops_per_device': traced.flops,
-    'model_flops': step_flops(variant.program),
-    'model_flops_full_attention': variant.program.flops.full * step_tokens(variant.program),
-    'expected_collectives': [
-      {'kind': kind, 'axes': axes, 'bytes': size}
-      for (kind, axes), size in traced.collectives.items()
-    ],
-    'step': None if variant.time is None else dataclasses.asdict(variant.time),
-    'cost': None if planned.cost is None else dataclasses.asdict(planned.cost),
-    'error': planned.error,
-    'compiled': None if compiled is None else dataclasses.asdict(compiled),
-  }
-  if compiled is not None and device is not None:
-    result['collective_seconds'] = [
-      collective_seconds(c, device, variant.mesh_shape) for c in compiled.collectives
-    ]
-  return result

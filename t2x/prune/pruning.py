@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from t2x import config as config_lib
-from t2x.api import read_config, read_run_config
 from t2x.base.errors import UserError
 from t2x.base.files import check_new_folder
 from t2x.config.resolve import Call
 from t2x.data.prepared_folders import write_folder
 from t2x.data.sources.subset import Spread
+from t2x.experiments import read_config, read_run_config
 from t2x.loaded import Loaded, load_run
 from t2x.prune.heads import (
   AttentionHeads,

@@ -5,14 +5,11 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.base.files import check_folder, file_lock
-from t2x.config.parse import SEARCH_COMMENT
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
@@ -36,9 +33,6 @@ _LEFTOVERS = (
 # What `t2x train`, `convert`, `prune` and `sweep` write besides.
 _OTHERS = ('checkpoints', 'config.gin', 'heads.json', 'hub', 'log.txt', 'model.gin', 'trial.json')
 
-# Settings in which a config may differ from that of the run that it resumes: they do not change results.
-_IGNORED = ('Experiment.trainer.max_minutes: ',)
-
 _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'
 
 
@@ -50,16 +44,18 @@ def files_of_run(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
+def claim_folder(
+  folder: Path, text: str, changed_settings: Callable[[Path], Sequence[str]], fresh: bool
+) -> Iterator[None]:
   """Locks a run folder for training; creates the folder if it does not exist.
 
-  A folder belongs to the resolved values of its config.gin, which different texts may share; the time limit
-  `Trainer.max_minutes` may change. A folder without a checkpoint and without training metrics belongs to no
-  config: the files of its failed run are removed.
+  A folder belongs to the resolved values of its config.gin, which different texts may share. A folder without a
+  checkpoint and without training metrics belongs to no config: the files of its failed run are removed.
 
   Args:
     folder: the run folder.
-    config: the config to train.
+    text: the rendered config to train.
+    changed_settings: returns a line per setting that changes results and differs from a config file.
     fresh: rename the folder of an old run instead of resuming the run.
 
   Raises:
@@ -68,7 +64,7 @@ def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterat
   """
   check_folder('--out', folder)
   if not fresh:
-    _check_origin(folder, config)
+    _check_origin(folder, text.encode())
   with contextlib.ExitStack() as stack:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(_locked(folder))
@@ -77,34 +73,33 @@ def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterat
       folder.mkdir(exist_ok=True)
       stack.enter_context(_locked(folder))
     elif (folder / 'config.gin').exists():
-      _resume(folder, config)
+      _resume(folder, text.encode(), changed_settings)
     yield
 
 
-def _check_origin(folder: Path, config: config_lib.Config) -> None:
+def _check_origin(folder: Path, text: bytes) -> None:
   """Raises UserError if training would replace files in a folder that was never a run."""
   if (folder / '.lock').exists() or _has_checkpoint(folder):
     return
-  own = _values(config_lib.render(config).encode())
   for pattern in ('config.gin', *_LEFTOVERS):
     for path in folder.glob(pattern):
-      if path.name != 'config.gin' or _values(path.read_bytes()) != own:
+      if path.name != 'config.gin' or _bindings(path.read_bytes()) != _bindings(text):
         raise UserError(
           f'{folder} is not a run folder, and training would replace {path}; {_ADVICE}'
         )
 
 
-def _values(text: bytes) -> list[bytes]:
-  """Returns the lines of a rendered config without the folders of modules, which depend on the working directory."""
-  return [line for line in text.splitlines() if not line.startswith(SEARCH_COMMENT.encode())]
+def _bindings(text: bytes) -> list[bytes]:
+  """Returns the lines without comments, which name folders of modules that depend on the working directory."""
+  return [line for line in text.splitlines() if not line.startswith(b'#')]
 
 
-def _resume(folder: Path, config: config_lib.Config) -> None:
+def _resume(folder: Path, text: bytes, changed_settings: Callable[[Path], Sequence[str]]) -> None:
   """Raises UserError if the folder belongs to another config; removes files of a failed run."""
   started = _has_checkpoint(folder)
-  if (folder / 'config.gin').read_bytes() != config_lib.render(config).encode():
+  if (folder / 'config.gin').read_bytes() != text:
     if started or _has_train_metrics(folder):
-      _check_same(folder, config)
+      _check_same(folder, changed_settings)
     else:
       _remove(folder, _LEFTOVERS)
   if not started:
@@ -112,19 +107,17 @@ def _resume(folder: Path, config: config_lib.Config) -> None:
     _remove(folder, ['tokenizer'])
 
 
-def _check_same(folder: Path, config: config_lib.Config) -> None:
+def _check_same(folder: Path, changed_settings: Callable[[Path], Sequence[str]]) -> None:
   try:
-    # The project may have moved: modules are searched in the folders of the new config.
-    before = read_config([folder / 'config.gin'], folders=config.folders)
+    changes = changed_settings(folder / 'config.gin')
   except UserError as error:
     first, *rest = str(error).splitlines()
     more = f' (and {len(rest)} more)' if rest else ''
     raise UserError(
       f'{folder} belongs to a config that can no longer be read: {first}{more}; {_ADVICE}'
     ) from error
-  differences = [line for line in config_lib.diff(before, config) if not line.startswith(_IGNORED)]
-  if differences:
-    lines = '\n  '.join(differences)
+  if changes:
+    lines = '\n  '.join(changes)
     raise UserError(f'{folder} belongs to another config:\n  {lines}\n{_ADVICE}')
 
 

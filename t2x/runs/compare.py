@@ -111,7 +111,7 @@ def _row(name: str, run: Run) -> dict[str, Any]:
 
 
 def _config(name: str, folder: Path, problems: list[str]) -> Config | None:
-  from t2x.api import read_config
+  from t2x.experiments import read_config
 
   try:
     if not (folder / 'config.gin').is_file():

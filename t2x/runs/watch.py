@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from t2x import config as config_lib
-from t2x.api import load, read_config
+from t2x.api import load
 from t2x.base.errors import Interrupted, UserError
 from t2x.base.files import CHECKSUMS, file_lock, find_damage, write_atomically
 from t2x.base.signals import handle_signals
+from t2x.experiments import read_config
 from t2x.runs.folders import read_run
 
 log = logging.getLogger('t2x')

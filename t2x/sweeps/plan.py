@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Literal, TypeVar
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import UserError, error_line
 from t2x.base.ranges import TRIAL_SEED
+from t2x.experiments import read_config
 from t2x.sweeps.arms import Arm, plain, shown
 from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
 from t2x.sweeps.cost import Cost, cost_of

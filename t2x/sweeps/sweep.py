@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from t2x import config as config_lib
 from t2x.base.errors import UserError, is_printable
 from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
+from t2x.experiments import is_sweep_binding
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.published import Published, published_results
 from t2x.sweeps.tune import Tune
@@ -277,15 +278,6 @@ def _refuse_seed(name: str, where: str) -> None:
     raise UserError(f'{where} binds {name}: set Sweep.seeds instead')
 
 
-def binds_sweep(file: str | Path) -> bool:
-  """Returns True if a gin file is a sweep file."""
-  return any(map(_is_sweep_binding, config_lib.parse_files([file]).statements))
-
-
-def _is_sweep_binding(statement: config_lib.Statement) -> bool:
-  return statement.name == 'Sweep' and not statement.is_macro
-
-
 def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   """Reads a sweep file.
 
@@ -298,7 +290,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   """
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
-  if not any(map(_is_sweep_binding, parsed.statements)):
+  if not any(map(is_sweep_binding, parsed.statements)):
     raise UserError(
       f'{file} is not a sweep file: it does not bind Sweep; run an experiment with `t2x train {file}`'
     )

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import Interrupted, UserError, error_line, printable
+from t2x.experiments import changed_settings, read_config
 from t2x.run_folder.ownership import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.leases import Lease, Leases
@@ -140,10 +140,11 @@ def _train(
     with Compilation() as compilation:
       config = config_of(trial, run)
       made_by = made_by | modules(config)
-      with claim_folder(run, config, fresh=False):
+      text, changed = config_lib.render(config), functools.partial(changed_settings, config)
+      with claim_folder(run, text, changed, fresh=False):
         program, experiment = program_of(config), config.build()
         made_by |= data(experiment)
-        metrics = train(experiment, run, config_lib.render(config), program=program)
+        metrics = train(experiment, run, text, program=program)
     memory = program.memory_bytes()
   except Exception as error:
     if isinstance(error, (Interrupted, *reraise)):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.budgets import first_parameter, parameters_of
 from t2x.sweeps.choices import Cell, Tuning

@@ -3,8 +3,8 @@
 import pytest
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.ranges import NonEmpty, Range
+from t2x.experiments import read_config
 
 
 @pytest.fixture(scope='module')

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import typing_extensions
 
-from t2x.api import registry
 from t2x.cli import main
 from t2x.config import catalogue
+from t2x.experiments import registry
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 
 GOOD = """
 Experiment.model = @Model

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.config import gin_of
 from t2x.decode import (
@@ -22,6 +21,7 @@ from t2x.decode import (
   WhenFull,
 )
 from t2x.decode.generation_config import strategy_of
+from t2x.experiments import read_config
 
 SUMMARY = {
   'num_beams': 4,

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from pages import ROOT
 
-from t2x.api import registry
+from t2x.experiments import registry
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 PAGES = [page for page in PAGES if page.name != 'notebook.md']

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from t2x.api import read_config
 from t2x.data import BPE
+from t2x.experiments import read_config
 from t2x.train import TrainingRun
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.evaluation import saved_params

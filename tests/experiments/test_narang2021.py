@@ -8,7 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.sweeps.sweep import read_sweep
 from t2x.train.params import Blueprint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.sweeps.sweep import read_sweep
 from t2x.train import check_experiment
 

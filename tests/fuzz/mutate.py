@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.cli import main as t2x
 from t2x.config.parse import parse_value
+from t2x.experiments import read_config
 
 ROOT = Path(__file__).parents[2]
 RUNS = sorted((ROOT / 'configs' / 'runs').glob('*.gin'))

@@ -16,8 +16,8 @@ import jax
 from flax import nnx
 
 from t2x import layers, models
-from t2x.api import read_config
 from t2x.base.text_table import text_table
+from t2x.experiments import read_config
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint

@@ -22,7 +22,7 @@ import numpy as np
 from flax import nnx
 
 from t2x import tasks
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.base.errors import UserError
 from t2x.data.tokenizers.characters import CharacterTokenizer
 from t2x.data.tokenizers.existing import Fitted

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.config import GinText
+from t2x.experiments import read_config
 from t2x.interop import FAMILIES, HFModel
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors

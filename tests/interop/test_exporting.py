@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.interop import FAMILIES, export
 from t2x.layers.arrays import named_leaves
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.layers import MLP, MultiHeadAttention, PostNorm, PreNorm, ReZero, RMSNorm
 from t2x.models import Decoder, Encoder, ParallelBlock
 

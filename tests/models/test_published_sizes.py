@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.train.params import Blueprint
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.layers import (
   MLP,
   Admin,

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.parallel import check_shardings
 from t2x.train import TrainingRun
 from t2x.train.evaluation import saved_params

@@ -7,7 +7,7 @@ SCRIPT = """
 import json, pathlib, sys
 import jax, numpy as np
 from flax import nnx
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.interop import HFModel
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings

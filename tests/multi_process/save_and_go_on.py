@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.parallel import connect, find_cluster
 from t2x.train import TrainingRun
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.interop import HFModel, export
 from t2x.interop.rules import Table
 from t2x.layers.arrays import named_leaves

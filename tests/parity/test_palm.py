@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.layers.arrays import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

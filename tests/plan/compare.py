@@ -4,7 +4,7 @@ the cases on stdin, and prints their numbers as one JSON object."""
 import json
 import sys
 
-from t2x.api import read_experiment
+from t2x.experiments import read_experiment
 from t2x.plan import hlo
 from t2x.plan.footprint import footprint
 from t2x.plan.saved import saved_bytes

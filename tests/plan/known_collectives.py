@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from t2x.api import read_experiment
+from t2x.experiments import read_experiment
 from t2x.plan import hlo
 from t2x.plan.collectives import collectives
 from t2x.train import Program

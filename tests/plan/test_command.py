@@ -45,7 +45,7 @@ def test_the_compiled_step_is_printed_beside_the_traced_step(capsys):
   assert main(['plan', *FILES, mesh_file('fsdp'), *GIN, '--devices', '4', '--kind', 'h100']) == 0
   text = capsys.readouterr().out
   assert 'fits into one h100' in text
-  assert 'collectives of the compiled step' in text
+  assert 'collectives, compiled' in text
   row = next(line for line in text.splitlines() if line.startswith('state and batch'))
   traced, compiled = row.removeprefix('state and batch').strip().split('  ')
   assert traced.strip() == compiled.strip()

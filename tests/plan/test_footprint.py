@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from eight_devices import run_on_eight_devices
 
-from t2x.api import read_experiment
+from t2x.experiments import read_experiment
 from t2x.plan import hlo
 from t2x.plan.footprint import footprint
 from t2x.plan.saved import saved_bytes

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.config import GinText
+from t2x.experiments import read_config
 from t2x.layers import MLP, MultiHeadAttention
 from t2x.models import Block, Stack, Stages
 from t2x.prune.heads import AttentionHeads, cut, find_heads, remaining, removal_order, scaled

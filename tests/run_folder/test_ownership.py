@@ -1,13 +1,14 @@
 """A run folder belongs to the values of a config, once a step was done for them."""
 
+import functools
 import sys
 
 import pytest
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import UserError
-from t2x.run_folder.ownership import claim_folder
+from t2x.experiments import changed_settings, read_config
+from t2x.run_folder import ownership
 
 CONFIG = """
 Experiment.trainer = @Trainer()
@@ -28,6 +29,11 @@ def write(tmp_path):
     return read_config([path], **settings)
 
   return make
+
+
+def claim_folder(folder, config, fresh):
+  changed = functools.partial(changed_settings, config)
+  return ownership.claim_folder(folder, config_lib.render(config), changed, fresh)
 
 
 def start(folder, config, *made):
@@ -175,6 +181,6 @@ def test_a_config_that_was_rendered_elsewhere_may_be_in_a_new_folder(project, wr
   with claim_folder(folder, config, fresh=False):
     pass
   (folder / '.lock').unlink()
-  (folder / 'config.gin').write_text(f'# mine\n{text}')
+  (folder / 'config.gin').write_text(text.replace('10', '11'))
   with pytest.raises(UserError, match='is not a run folder'), claim_folder(folder, config, False):
     pass

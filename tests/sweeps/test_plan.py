@@ -6,9 +6,9 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.config import calls
+from t2x.experiments import read_config
 from t2x.sweeps.cost import cost_of
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table

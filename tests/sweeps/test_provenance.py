@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.data import Bytes
 from t2x.data.sources.files import TextFiles
 from t2x.sweeps import provenance

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.base.signals import handle_signals
 from t2x.cli import main
+from t2x.experiments import read_config
 from t2x.sweeps.leases import Busy
 from t2x.sweeps.provenance import data, origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome

@@ -2,7 +2,7 @@
 
 import json
 
-from t2x.api import read_config
+from t2x.experiments import read_config
 from t2x.sweeps import step_time
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import read_sweep

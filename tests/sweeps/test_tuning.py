@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.sweeps.choices import write_tuning
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table, tuning_table

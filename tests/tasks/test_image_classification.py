@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2x.api import read_config
 from t2x.base.errors import UserError
 from t2x.cli import main
 from t2x.config import problem
@@ -23,6 +22,7 @@ from t2x.data import (
   RandomResizedCrop,
   Source,
 )
+from t2x.experiments import read_config
 from t2x.tasks import ImageClassification
 
 ROOT = Path(__file__).parents[2]

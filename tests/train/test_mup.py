@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.api import read_experiment
 from t2x.base.errors import UserError
+from t2x.experiments import read_experiment
 from t2x.layers import (
   MLP,
   LayerNorm,

@@ -11,9 +11,9 @@ import pytest
 from points import points
 
 from t2x import config as config_lib
-from t2x.api import read_config
 from t2x.base.errors import Interrupted, UserError
 from t2x.config import calls
+from t2x.experiments import read_config
 from t2x.train import MLflow, WandB, train
 from t2x.train.logs.trackers import Guarded, Tracker, config_values
 from t2x.train.logs.writers import MetricWriter

@@ -1,4 +1,7 @@
-"""The text of a plan."""
+"""A plan as text and as JSON. Each number is traced, compiled or assumed."""
+
+import dataclasses
+from typing import Any
 
 from t2x.base.text_table import text_table
 from t2x.parallel.report import format_bytes
@@ -11,11 +14,11 @@ from t2x.plan.hardware import (
   Device,
 )
 from t2x.plan.plan import Plan, Planned, communication
-from t2x.plan.planner import Variant, rows_per_device
-from t2x.train.logs.flops import CONVENTION, step_tokens
+from t2x.plan.planner import FIT_MARGIN, Variant, rows_per_device
+from t2x.train.logs.flops import CONVENTION, step_flops, step_tokens
 from t2x.train.logs.summary import attention_kernels
 
-__all__ = ['report']
+__all__ = ['plan_json', 'report']
 
 
 def report(plan: Plan) -> str:
@@ -75,9 +78,12 @@ def _memory(planned: Planned, device: Device | None) -> str:
 def _fit(planned: Planned, device: Device | None) -> str:
   if device is None:
     return ''
-  free = device.usable - planned.variant.footprint.total
+  free = device.usable - (1 + FIT_MARGIN) * planned.variant.footprint.total
   share = abs(free) / device.usable
-  size = f'{format_bytes(int(device.usable))} usable of {format_bytes(int(device.memory))}'
+  size = (
+    f'{format_bytes(int(device.usable))} assumed usable of {format_bytes(int(device.memory))}, traced total + '
+    f'{FIT_MARGIN:.0%}'
+  )
   text = (
     f'fits into one {device.kind} ({size}): {format_bytes(int(free))} ({share:.0%}) free'
     if planned.fits
@@ -97,12 +103,12 @@ def _operations(planned: Planned, device: Device | None) -> str:
   program = variant.program
   tokens = step_tokens(program) / program.mesh.size
   lines = [
-    f'FLOPs per device and step: model {program.flops.visible * tokens:.4g} ({CONVENTION}; full attention: '
-    f'{program.flops.full * tokens:.4g}), products of the traced step {variant.footprint.flops:.4g}'
-    + ('' if compiled is None else f', of the compiled step {compiled.flops:.4g}')
+    f'FLOPs per device and step, traced: model {program.flops.visible * tokens:.4g} ({CONVENTION}; full attention: '
+    f'{program.flops.full * tokens:.4g}), products of the step {variant.footprint.flops:.4g}'
+    + ('' if compiled is None else f'; compiled: {compiled.flops:.4g}')
   ]
-  title = 'expected collectives' if compiled is None else 'collectives of the compiled step'
-  rows = [(title, 'mesh axes', 'number', 'bytes', 'time')]
+  title = f'collectives, {"traced" if compiled is None else "compiled"}'
+  rows = [(title, 'mesh axes', 'number', 'bytes', '' if device is None else 'time, assumed rates')]
   for c in communication(planned):
     seconds = 0 if device is None else collective_seconds(c, device, variant.mesh_shape)
     rows.append(
@@ -124,7 +130,8 @@ def _time(planned: Planned) -> str:
     return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
   size = variant.program.mesh.size
   lines = [
-    f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
+    f'time per step (traced operations, {"traced" if planned.compiled is None else "compiled"} collectives, assumed '
+    f'rates): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
     f'MFU {cost.mfu:.1%} ({CONVENTION}), {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
@@ -143,7 +150,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _variants(variants: tuple[Planned, ...]) -> str:
-  rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
+  rows = [('settings', 'fits', 'traced', 'compiled', 'time, assumed rates', 'MFU')]
   for planned in variants:
     compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
     rows.append(
@@ -210,3 +217,48 @@ def assumptions(plan: Plan) -> list[str]:
     'not included: data, evaluation, checkpoints, compilation, failures',
   ]
   return lines
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+  """Returns the plan as values that JSON can represent."""
+  device = plan.request.device
+  return {
+    'files': list(plan.request.files),
+    'devices': plan.base.variant.program.mesh.size,
+    'device': None if device is None else dataclasses.asdict(device),
+    'experiment': _variant_json(plan.base, device),
+    'changes': [_variant_json(planned, device) for planned in plan.changes],
+    'search': [_variant_json(planned, device) for planned in plan.best],
+    'variants_tried': plan.num_tried or len(plan.changes),
+    'assumptions': assumptions(plan),
+  }
+
+
+def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
+  variant, compiled = planned.variant, planned.compiled
+  traced = variant.footprint
+  result: dict[str, Any] = {
+    'settings': list(variant.bindings),
+    'mesh': variant.mesh_shape,
+    'remat': variant.remat,
+    'accumulate': variant.accumulate,
+    'fits': planned.fits,
+    'bytes_per_device': {**traced.parts(), 'total': traced.total},
+    'live_before_backward': traced.saved,
+    'flops_per_device': traced.flops,
+    'model_flops': step_flops(variant.program),
+    'model_flops_full_attention': variant.program.flops.full * step_tokens(variant.program),
+    'expected_collectives': [
+      {'kind': kind, 'axes': axes, 'bytes': size}
+      for (kind, axes), size in traced.collectives.items()
+    ],
+    'step': None if variant.time is None else dataclasses.asdict(variant.time),
+    'cost': None if planned.cost is None else dataclasses.asdict(planned.cost),
+    'error': planned.error,
+    'compiled': None if compiled is None else dataclasses.asdict(compiled),
+  }
+  if compiled is not None and device is not None:
+    result['collective_seconds'] = [
+      collective_seconds(c, device, variant.mesh_shape) for c in compiled.collectives
+    ]
+  return result
