@@ -49,21 +49,12 @@ MAY_IMPORT = {
   '__main__': {'cli'},
 }
 # Imports and circles that are to be removed.
-EXCEPTIONS = {
-  ('run_folder', 'api'),
-  ('run_folder', 'config'),
-  ('api', 'sweeps'),
-  ('interop', 'api'),
-}
+EXCEPTIONS: set[tuple[str, str]] = set()
 CIRCLES = [
-  {'t2x.api', 't2x.interop.convert', 't2x.loaded'},
-  {'t2x.cli', 't2x.cli.completion'},
   {'t2x.data.tokenizers', 't2x.data.tokenizers.run_tokenizer'},
-  {'t2x.plan.plan', 't2x.plan.report'},
 ]
 NAME_CLASHES = {
   't2x.config.registry',
-  't2x.plan.report',
   *(f't2x.sweeps.report.{name}' for name in ('markdown', 'page')),
 }
 

@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     return 2
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
-  args.overrides, args.command_line = overrides, argv
+  args.overrides, args.command_line, args.parser = overrides, argv, top
   from t2x.base.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])

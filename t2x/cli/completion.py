@@ -40,14 +40,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the script."""
-  print(script(args.shell))
+  print(script(args.shell, args.parser))
   return 0
 
 
-def script(shell: str) -> str:
+def script(shell: str, parser: argparse.ArgumentParser) -> str:
   """Returns the script of a shell.
 
   The script is static: a completion starts no Python.
+
+  Args:
+    shell: bash or zsh.
+    parser: the parser of all commands; those with an epilog take bindings.
 
   Raises:
     UserError: shtab is not installed.
@@ -58,12 +62,9 @@ def script(shell: str) -> str:
     raise UserError(
       "t2x completion needs the package 'shtab': pip install 't2x[completion]'"
     ) from error
-  from t2x.cli import COMMANDS, parser
-
-  top = parser()
-  _set_completed(top)
-  text = shtab.complete(top, shell=shell)
-  bound = ' '.join(name for name, command in COMMANDS.items() if command.TAKES_BINDINGS)
+  _set_completed(parser)
+  text = shtab.complete(parser, shell=shell)
+  bound = ' '.join(name for name, command in _commands(parser).items() if command.epilog)
   values = {'names': '\n'.join(gin_names()), 'awk': _file('completion.awk'), 'bound': bound}
   own = ''.join(f'_t2x_{name}={shlex.quote(value)}\n' for name, value in values.items())
   own += _file('completion.sh') + _file(f'completion.{shell}')
@@ -88,11 +89,15 @@ def gin_names() -> list[str]:
 def _set_completed(parser: argparse.ArgumentParser) -> None:
   """Sets what completes the files and folders of a parser and of its commands."""
   for action in parser._actions:
-    if isinstance(action, argparse._SubParsersAction):
-      for command in action.choices.values():
-        _set_completed(command)
-    elif isinstance(action.metavar, str) and action.metavar in _COMPLETED:
+    if isinstance(action.metavar, str) and action.metavar in _COMPLETED:
       action.complete = _COMPLETED[action.metavar]  # type: ignore[attr-defined]
+  for command in _commands(parser).values():
+    _set_completed(command)
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+  subparsers = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+  return {name: command for action in subparsers for name, command in action.choices.items()}
 
 
 def _file(name: str) -> str:

@@ -1,7 +1,7 @@
 """Evaluation of runs by lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness).
 
     pip install 't2x[harness]'
-    python -m t2x.interop.lm_eval run --model t2x --model_args run=runs/gpt --tasks TASK --include_path FOLDER
+    python -m t2x.runs.lm_eval run --model t2x --model_args run=runs/gpt --tasks TASK --include_path FOLDER
 
 takes the arguments of the command `lm_eval`, which has no plugins for models. It imports neither torch nor a network
 client for tasks whose data are local files.

@@ -124,7 +124,7 @@ def test_numbers_equal_t2x_eval_and_a_direct_computation(run, python):
   arguments += ['--tasks', 'own_text,own_answers,own_choices', '--include_path', run / 'tasks']
   arguments += ['--output_path', run / 'out', '--log_samples']
   subprocess.run(
-    [python, '-m', 't2x.interop.lm_eval', 'run', *arguments],
+    [python, '-m', 't2x.runs.lm_eval', 'run', *arguments],
     check=True,
     cwd=ROOT,
     env=os.environ
