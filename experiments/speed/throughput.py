@@ -124,8 +124,8 @@ def main() -> int:
   if unknown := [binding for binding in bindings if not binding.startswith('--gin.')]:
     parser.error(f'unknown arguments: {" ".join(unknown)}')
   set_allocator()
-  from t2x.experiments import read_config
   from t2x.base.errors import UserError
+  from t2x.experiments import read_config
   from t2x.train import Program
 
   try:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from t2x.experiments import read_experiment
 from t2x.base.errors import UserError
+from t2x.experiments import read_experiment
 from t2x.plan import hlo
 from t2x.plan.collectives import collectives
 from t2x.plan.compiled import Compiled

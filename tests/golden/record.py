@@ -22,10 +22,10 @@ import numpy as np
 from flax import nnx
 
 from t2x import tasks
-from t2x.experiments import read_config
 from t2x.base.errors import UserError
 from t2x.data.tokenizers.characters import CharacterTokenizer
 from t2x.data.tokenizers.existing import Fitted
+from t2x.experiments import read_config
 from t2x.interop import FAMILIES
 from t2x.train import AdamW, Constant, Experiment, Trainer, TrainingRun
 from tests.helpers import tiny_models

@@ -10,8 +10,8 @@ import pytest
 import tiny_models
 from flax import nnx
 
-from t2x.experiments import read_config
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.interop import FAMILIES, HFModel, export
 from t2x.interop.safetensors import read_tensors, write_tensors
 from t2x.layers.arrays import named_leaves

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from t2x.experiments import read_config
 from t2x.data import Bytes
 from t2x.data.sources.files import TextFiles
+from t2x.experiments import read_config
 from t2x.sweeps import provenance
 from t2x.tasks import CausalLM, Losses
 from t2x.train import Experiment
