@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-# tensorflow-datasets imports the first and JAX the second, and neither asks for it.
-FOR_OTHERS = {'importlib-resources', 'filelock'}
+# tensorflow-datasets imports it, and does not ask for it.
+FOR_OTHERS = {'importlib-resources'}
 
 
 def package(name):

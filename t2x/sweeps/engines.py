@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError, first_line
-from t2x.sweeps.leases import Leases, deaths, num_attempts
 from t2x.sweeps.records import Trial, usable_outcome
 from t2x.sweeps.runners import InProcess, Runner, default_together, groups_of
 
@@ -29,7 +28,8 @@ def _run(trials: Sequence[Trial], folder: Path, directory: Path) -> None:
 class Engine(Runner):
   """Runs each group of trials that share a compiled program as a job on any machine.
 
-  The job writes the outcomes to the shared folder.
+  The job writes the outcomes to the shared folder. It waits for trials that other machines run. Lost jobs are repeated
+  by the engine, if it is set to, or by the next call.
   """
 
   poll_seconds: float
@@ -39,64 +39,25 @@ class Engine(Runner):
     """Submits groups of trials, and returns a function for each that returns True when its job is over."""
 
   def run(self, trials, folder, on_end):
-    leases = Leases()
+    groups = groups_of(trials)
+    jobs = dict(
+      zip([group[0].program for group in groups], self.start(groups, folder), strict=True)
+    )
     remaining = {trial.folder: trial for trial in trials}
-    jobs: dict[str, _Job] = {}
-    lost: list[Trial] = []
     while remaining:
-      groups = groups_of(remaining.values())
-      free = [
-        group
-        for group in groups
-        if group[0].program not in jobs
-        and not all(leases.is_held(folder / trial.folder) for trial in group)
-      ]
-      if free:
-        for is_over, group in zip(self.start(free, folder), free, strict=True):
-          jobs[group[0].program] = _Job(is_over, _attempts(group, folder))
+      # Asked first: the outcomes of a job that is over are visible, with a delay on some file systems.
+      running = {program for program, is_over in jobs.items() if not is_over()}
       time.sleep(self.poll_seconds)
       for name in list(remaining):
         if outcome := usable_outcome(folder / name):
           on_end(remaining.pop(name), outcome)
-      for group in groups_of(remaining.values()):
-        program = group[0].program
-        if program not in jobs:
-          continue  # Other machines run them.
-        if not jobs[program].over:
-          # The last files of a job may become visible here with a delay.
-          jobs[program].over = jobs[program].is_over()
-        elif _may_continue(group, folder, leases, jobs[program]):
-          del jobs[program]
-        else:
-          lost += [remaining.pop(trial.folder) for trial in group]
-    if lost:
-      names = ', '.join(trial.folder for trial in lost[:3]) + (' ...' if len(lost) > 3 else '')
-      raise UserError(
-        f'{len(lost)} trials have no outcome although their jobs ended ({names}): see the logs of the jobs; '
-        'run the same command again to resume',
-        1,
-      )
-
-
-@dataclasses.dataclass
-class _Job:
-  """A submitted job, and the number of attempts of each of its trials before it."""
-
-  is_over: Callable[[], bool]
-  attempts: Mapping[str, int]
-  over: bool = False
-
-
-def _attempts(trials: Sequence[Trial], folder: Path) -> dict[str, int]:
-  return {trial.folder: num_attempts(folder / trial.folder) for trial in trials}
-
-
-def _may_continue(trials: Sequence[Trial], folder: Path, leases: Leases, job: _Job) -> bool:
-  """Returns whether trials of a job that is over are run elsewhere, or its process was killed in one of them."""
-  return any(
-    leases.is_held(run) or (deaths(run) and num_attempts(run) > job.attempts[run.name])
-    for run in (folder / trial.folder for trial in trials)
-  )
+      if remaining and not running:
+        names = ', '.join([*remaining][:3]) + (' ...' if len(remaining) > 3 else '')
+        raise UserError(
+          f'{len(remaining)} trials have no outcome although their jobs ended ({names}): see the logs of the '
+          'jobs; run the same command again to resume',
+          1,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x import config as config_lib
@@ -13,7 +13,7 @@ from t2x.base.errors import Interrupted, UserError, error_line, printable
 from t2x.experiments import changed_settings, read_config
 from t2x.run_folder.ownership import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
-from t2x.sweeps.leases import Lease, Leases
+from t2x.sweeps.leases import Leases
 from t2x.sweeps.plan import seed_of
 from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
@@ -74,27 +74,26 @@ def run_trial(
   # Without a lease: a trial that has ended needs no attempt.
   if outcome := usable_outcome(run):
     return outcome
-  with (leases or Leases()).hold(run) as lease:
-    outcome = outcome_before(run, lease)
+  with (leases or Leases()).hold(run) as deaths:
+    outcome = outcome_before(run, deaths)
     if outcome is None:
       with output_to(run / 'log.txt'):
         outcome = train_trial(trial, run, functools.partial(shared.of, trial))
     return outcome
 
 
-def outcome_before(run: Path, lease: Lease) -> Outcome | None:
+def outcome_before(run: Path, deaths: Sequence[str]) -> Outcome | None:
   """Returns the outcome of a trial whose lease this process holds; None if it is to be trained.
 
-  A trial has failed if the processes of its last attempts were killed without saving a checkpoint.
+  A trial has failed if the processes of its last attempts died (`deaths`) without saving a checkpoint.
   """
   # Left by a process that was killed while writing. (A planner may be writing config.gin now.)
   for path in run.glob('[!.]*.json*.tmp'):
     path.unlink(missing_ok=True)
   outcome = usable_outcome(run)
-  if outcome is None and len(lease.deaths) >= MAX_ATTEMPTS:
-    kills = ', '.join(lease.deaths)
-    memory = ' (memory may be exhausted)' if 'SIGKILL' in lease.deaths else ''
-    reason = f'its process was killed in {len(lease.deaths)} attempts: {kills}{memory}'
+  if outcome is None and len(deaths) >= MAX_ATTEMPTS:
+    memory = ' (memory may be exhausted)' if 'SIGKILL' in deaths else ''
+    reason = f'its process was killed in {len(deaths)} attempts: {", ".join(deaths)}{memory}'
     outcome = Outcome(status='failed', reason=reason, made_by=origin())
     write_outcome(run, outcome)
   return outcome

@@ -72,10 +72,10 @@ def run_together(
     for trial in trials:
       run = folder / trial.folder
       with contextlib.ExitStack() as own, contextlib.suppress(Busy):
-        lease = own.enter_context(leases.hold(run))
-        if outcome := outcome_before(run, lease):
+        deaths = own.enter_context(leases.hold(run))
+        if outcome := outcome_before(run, deaths):
           outcomes[trial.folder] = outcome
-        elif not lease.deaths:
+        elif not deaths:
           held.append(trial)
           stack.push(own.pop_all())
     if held:

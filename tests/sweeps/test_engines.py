@@ -9,9 +9,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.sweeps.engines import Engine, _run
-from t2x.sweeps.leases import Leases
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
-from t2x.sweeps.trial import run_trial
 
 
 def trial(name, program=''):
@@ -55,48 +53,12 @@ def test_trials_of_a_program_are_one_job(folder):
   assert sorted(told) == ['a', 'b', 'c']
 
 
-def test_a_job_that_is_killed_is_submitted_again_and_then_its_trial_has_failed(folder):
-  def work(run):
-    if run.name != 'b':
-      return finish(run)
-    if len(jobs.started) <= 2:
-      with Leases().hold(run) as lease:
-        lease.release = lambda: None
-        lease._ended.set()
-    else:
-      run_trial(trial('b'), run.parent)
-    return True
-
-  ended = {}
-  jobs = Jobs(work)
-  jobs.run([trial('a'), trial('b')], folder, lambda one, out: ended.update({one.folder: out}))
-  assert jobs.started == [[['a'], ['b']], [['b']], [['b']]]
-  assert ended['a'].status == 'finished' and ended['b'].status == 'failed'
-  assert ended['b'].reason.startswith('its process was killed in 2 attempts: an unknown signal on')
-
-
 def test_a_job_that_is_lost_leaves_the_others_and_is_named(folder):
   told = []
   jobs = Jobs(lambda run: run.name == 'a' or finish(run))
   with pytest.raises(UserError, match=r'1 trials have no outcome although their jobs ended \(a\)'):
     jobs.run([trial(name) for name in 'abc'], folder, lambda one, outcome: told.append(one.folder))
   assert sorted(told) == ['b', 'c']
-
-
-def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(folder):
-  held_elsewhere = Leases().hold(folder / 'a')
-  held_elsewhere.__enter__()
-  told = []
-
-  def ended(one, outcome):
-    told.append(one.folder)
-    if one.folder == 'b':
-      held_elsewhere.__exit__(None, None, None)
-
-  jobs = Jobs(finish)
-  jobs.run([trial('a'), trial('b')], folder, ended)
-  assert jobs.started == [[['b']], [['a']]]
-  assert told == ['b', 'a']
 
 
 def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):

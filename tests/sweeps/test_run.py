@@ -13,7 +13,7 @@ from t2x.base.errors import UserError
 from t2x.base.signals import handle_signals
 from t2x.cli import main
 from t2x.experiments import read_config
-from t2x.sweeps.leases import Busy
+from t2x.sweeps.leases import Busy, Leases
 from t2x.sweeps.provenance import data, origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
@@ -237,18 +237,8 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
   (folder / 'trial.json').unlink()
   (trial,) = read_plan(tmp_path / 'out' / 'study').trials
-  holder = subprocess.Popen(
-    [sys.executable, '-c', f"import fcntl, time; f = open('{folder}/.trial', 'w'); "
-     "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"],
-    stdout=subprocess.PIPE,
-  )  # fmt: skip
-  assert holder.stdout.readline() == b'held\n'
-  try:
-    with pytest.raises(Busy):
-      run_trial(trial, folder.parent)
-  finally:
-    holder.kill()
-    holder.wait()
+  with Leases().hold(folder), pytest.raises(Busy):
+    run_trial(trial, folder.parent)
   assert run_trial(trial, folder.parent).status == 'finished'
 
 

@@ -100,10 +100,10 @@ from t2x.sweeps.leases import Leases
 for name in ('bad', 'good'):
   run = pathlib.Path(sys.argv[1]) / name
   if not (run / 'trial.json').exists():
-    with Leases().hold(run) as lease:
-      if name == 'bad' and len(lease.deaths) < 2:
+    with Leases().hold(run) as deaths:
+      if name == 'bad' and len(deaths) < 2:
         os.kill(os.getpid(), signal.SIGKILL)
-      outcome = {'status': 'failed', 'reason': ', '.join(lease.deaths)}
+      outcome = {'status': 'failed', 'reason': ', '.join(deaths)}
       (run / 'trial.json').write_text(json.dumps(outcome))
 """
 
@@ -142,8 +142,11 @@ def test_a_trial_whose_process_was_killed_is_not_trained_together_with_others(tm
     return [[one.folder for one in group] for group in runner._groups(trials, tmp_path)]
 
   assert groups() == [['a', 'b', 'c'], ['d']]
-  with Leases().hold(tmp_path / 'b') as lease:
-    lease._ended.set()
+  with Leases().hold(tmp_path / 'b'):
+    assert groups() == [['a', 'c', 'd'], ['b']]
+    attempt = (tmp_path / 'b' / '.attempt.json').read_bytes()
+  assert groups() == [['a', 'b', 'c'], ['d']]
+  (tmp_path / 'b' / '.attempt.json').write_bytes(attempt)
   assert groups() == [['a', 'c', 'd'], ['b']]
 
 

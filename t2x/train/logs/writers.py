@@ -113,9 +113,8 @@ def _keep(line: bytes, after: int | None, repeated: str | None) -> bool:
 def write_examples(folder: Path, examples: Mapping[str, np.ndarray]) -> None:
   """Writes the values of each example by metric (`Evaluation.examples`) to a run folder."""
   file = io.BytesIO()
-  np.savez_compressed(
-    file, **{name: values.astype(np.float32) for name, values in examples.items()}
-  )
+  arrays: dict[str, Any] = {name: np.float32(values) for name, values in examples.items()}
+  np.savez_compressed(file, **arrays)
   write_atomically(folder / EXAMPLES, file.getvalue())
 
 
