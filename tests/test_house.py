@@ -54,7 +54,6 @@ CIRCLES = [
   {'t2x.data.tokenizers', 't2x.data.tokenizers.run_tokenizer'},
 ]
 NAME_CLASHES = {
-  't2x.config.registry',
   *(f't2x.sweeps.report.{name}' for name in ('markdown', 'page')),
 }
 

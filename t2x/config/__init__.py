@@ -6,7 +6,7 @@ Names, types and unused bindings are checked before anything is built. No other 
 from t2x.config.bindings import *
 from t2x.config.loading import *
 from t2x.config.parse import *
-from t2x.config.registry import *
+from t2x.config.registries import *
 from t2x.config.rendering import *
 from t2x.config.resolve import *
 from t2x.config.trusted import *

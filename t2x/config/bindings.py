@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from t2x.config.parse import Statement
-from t2x.config.registry import Registry
+from t2x.config.registries import Registry
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding
 

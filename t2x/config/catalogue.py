@@ -11,7 +11,7 @@ from typing import Any
 
 from t2x.base.ranges import Range
 from t2x.config.protocols import declared, is_protocol, protocol_misfit
-from t2x.config.registry import Registry
+from t2x.config.registries import Registry
 from t2x.config.signature import MISSING, Part
 from t2x.config.type_names import is_array, plain_hint, words
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from t2x.config.bindings import Binding, Bindings, closest, did_you_mean, split_scope
 from t2x.config.parse import Statement, expanded
-from t2x.config.registry import Registry
+from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver
 from t2x.config.signature import BUILDER_ARGUMENTS
 from t2x.config.type_check import problem

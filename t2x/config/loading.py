@@ -10,7 +10,7 @@ from t2x.base.errors import UserError
 from t2x.config.bindings import Bindings
 from t2x.config.check import binds_parts, check_unused, check_values, used_before
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
-from t2x.config.registry import Registry
+from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings

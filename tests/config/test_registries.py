@@ -2,7 +2,7 @@
 
 import gc
 
-from t2x.config.registry import Registry
+from t2x.config.registries import Registry
 
 
 def test_only_later_objects_are_searched_for_cycles():
