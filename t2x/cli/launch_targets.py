@@ -145,19 +145,18 @@ def _add_mount(parser: _Container) -> None:
 
 
 def _kubernetes(args: argparse.Namespace) -> 'Target':
-  from t2x.launch import GpuNodes, Kubernetes, TpuSlices
+  from t2x.launch import Kubernetes, gpu_nodes, tpu_slices
 
-  machines: GpuNodes | TpuSlices
   if args.tpu:
     refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
     if not args.topology:
       raise UserError('--tpu requires --topology')
-    machines = TpuSlices(args.tpu, args.topology, args.slices or 1, args.chips_per_host)
+    machines = tpu_slices(args.tpu, args.topology, args.slices or 1, args.chips_per_host)
   else:
     refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
     if not args.gpus_per_node:
       raise UserError('--gpus-per-node or --tpu is required')
-    machines = GpuNodes(args.nodes or 1, args.gpus_per_node)
+    machines = gpu_nodes(args.nodes or 1, args.gpus_per_node)
   return _built(Kubernetes, args, machines=machines)
 
 

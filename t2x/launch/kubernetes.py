@@ -3,14 +3,14 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_word
 from t2x.launch.template import fill, yaml_text
 
-__all__ = ['GpuNodes', 'Kubernetes', 'TpuSlices']
+__all__ = ['Kubernetes', 'gpu_nodes', 'tpu_slices']
 
 # Node labels of GKE by kind of TPU.
 _TPU_LABELS = {
@@ -21,115 +21,92 @@ _TPU_LABELS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class GpuNodes:
-  """Nodes with NVIDIA GPUs: one pod per node.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machines:
+  """The nodes of a JobSet, with one pod each.
 
   Attributes:
-    nodes: number of nodes.
-    gpus_per_node: GPUs of each node.
+    what: description, for the header of the file.
+    num_devices: number of devices of all nodes.
+    nodes: number of nodes of a slice.
+    resource: the resource limit of a pod.
+    processes: maps the name of the JobSet to the options by which the processes find each other.
+    slices: number of slices.
+    annotations: annotations of the JobSet.
+    selector: the node selector of a pod.
   """
 
+  what: str
+  num_devices: int
   nodes: int
-  gpus_per_node: int
-  what: ClassVar[str] = 'nodes with NVIDIA GPUs, with one pod per node'
-  slices: ClassVar[int] = 1
-  annotations: ClassVar[Sequence[str]] = ()
-  selector: ClassVar[Sequence[str]] = ()
+  resource: str
+  processes: Callable[[str], Sequence[str]]
+  slices: int = 1
+  annotations: Sequence[str] = ()
+  selector: Sequence[str] = ()
 
-  @property
-  def num_devices(self) -> int:
-    """Number of GPUs."""
-    return self.nodes * self.gpus_per_node
 
-  @property
-  def resource(self) -> str:
-    """The resource limit of a pod."""
-    return f'nvidia.com/gpu: {self.gpus_per_node}'
+def gpu_nodes(nodes: int, gpus_per_node: int) -> Machines:
+  """Returns nodes with NVIDIA GPUs."""
 
-  def processes(self, name: str) -> list[str]:
-    """Returns the options by which the processes find each other."""
-    if self.nodes == 1:
-      return ['--num-processes 1']
+  def processes(name: str) -> list[str]:
     return [
       f'--coordinator {name}-workers-0-0.{name}:{PORT}',
-      f'--num-processes {self.nodes} --process-id "$JOB_COMPLETION_INDEX" --wait 900',
+      f'--num-processes {nodes} --process-id "$JOB_COMPLETION_INDEX" --wait 900',
     ]
 
+  return Machines(
+    what='nodes with NVIDIA GPUs, with one pod per node',
+    num_devices=nodes * gpus_per_node,
+    nodes=nodes,
+    resource=f'nvidia.com/gpu: {gpus_per_node}',
+    processes=processes if nodes > 1 else _single_process,
+  )
 
-@dataclasses.dataclass(frozen=True)
-class TpuSlices:
-  """TPU slices of GKE: one pod per host. The pods find each other through variables that GKE sets.
 
-  Attributes:
+def tpu_slices(
+  kind: str, topology: str, slices: int = 1, chips_per_host: int | None = None
+) -> Machines:
+  """Returns TPU slices of GKE. The pods find each other through variables that GKE sets.
+
+  Args:
     kind: kind of TPU, such as 'v5e'.
     topology: number of chips along each dimension of a slice, such as '4x8'.
-    slices: number of slices.
+    slices: number of slices, each a node pool.
     chips_per_host: chips of each host; None: 4, or all chips of a smaller slice.
   """
-
-  kind: str
-  topology: str
-  slices: int = 1
-  chips_per_host: int | None = None
-  what: ClassVar[str] = 'TPU slices, with one pod per host'
-
-  def __post_init__(self):
-    dimensions = 3 if self.kind in ('v4', 'v5p') else 2
-    if not re.fullmatch(rf'[1-9]\d*(x[1-9]\d*){{{dimensions - 1}}}', self.topology):
-      example = '2x2x4' if dimensions == 3 else '4x8'
-      raise UserError(
-        f"--topology '{self.topology}': must have {dimensions} dimensions for {self.kind}, such as {example}"
-      )
-    if self.chips % self._chips_per_host:
-      raise UserError(
-        f'--chips-per-host {self._chips_per_host}: must divide the {self.chips} chips of --topology '
-        f'{self.topology}'
-      )
-
-  @property
-  def chips(self) -> int:
-    """Number of chips of a slice."""
-    return math.prod(map(int, self.topology.split('x')))
-
-  @property
-  def _chips_per_host(self) -> int:
-    return self.chips_per_host or min(4, self.chips)
-
-  @property
-  def nodes(self) -> int:
-    """Number of hosts of a slice."""
-    return self.chips // self._chips_per_host
-
-  @property
-  def num_devices(self) -> int:
-    """Number of chips of all slices."""
-    return self.slices * self.chips
-
-  @property
-  def resource(self) -> str:
-    """The resource limit of a pod."""
-    return f'google.com/tpu: {self._chips_per_host}'
-
-  @property
-  def annotations(self) -> Sequence[str]:
-    """Annotations of the JobSet: each slice is a node pool."""
-    topology = 'alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool'
-    return ['annotations:', f'  {topology}']
-
-  @property
-  def selector(self) -> Sequence[str]:
-    """The node selector of a pod."""
-    return [
+  dimensions = 3 if kind in ('v4', 'v5p') else 2
+  if not re.fullmatch(rf'[1-9]\d*(x[1-9]\d*){{{dimensions - 1}}}', topology):
+    example = '2x2x4' if dimensions == 3 else '4x8'
+    raise UserError(
+      f"--topology '{topology}': must have {dimensions} dimensions for {kind}, such as {example}"
+    )
+  chips = math.prod(map(int, topology.split('x')))
+  chips_per_host = chips_per_host or min(4, chips)
+  if chips % chips_per_host:
+    raise UserError(
+      f'--chips-per-host {chips_per_host}: must divide the {chips} chips of --topology {topology}'
+    )
+  nodes = chips // chips_per_host
+  exclusive = 'alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool'
+  return Machines(
+    what='TPU slices, with one pod per host',
+    num_devices=slices * chips,
+    nodes=nodes,
+    resource=f'google.com/tpu: {chips_per_host}',
+    processes=(lambda name: ['--wait 900']) if slices * nodes > 1 else _single_process,
+    slices=slices,
+    annotations=['annotations:', f'  {exclusive}'],
+    selector=[
       'nodeSelector:',
-      f'  cloud.google.com/gke-tpu-accelerator: {_TPU_LABELS[self.kind]}',
-      f'  cloud.google.com/gke-tpu-topology: {self.topology}',
-    ]
+      f'  cloud.google.com/gke-tpu-accelerator: {_TPU_LABELS[kind]}',
+      f'  cloud.google.com/gke-tpu-topology: {topology}',
+    ],
+  )
 
-  def processes(self, name: str) -> list[str]:
-    """Returns the options by which the processes find each other."""
-    single = self.slices * self.nodes == 1
-    return ['--num-processes 1'] if single else ['--wait 900']
+
+def _single_process(name: str) -> list[str]:
+  return ['--num-processes 1']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +123,7 @@ class Kubernetes:
     max_restarts: restarts after failures; interruptions do not count.
   """
 
-  machines: GpuNodes | TpuSlices
+  machines: Machines
   image: str
   claim: str = 'shared'
   mount: str = '/shared'
