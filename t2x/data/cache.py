@@ -76,10 +76,7 @@ class Rows(Sequence):
     """Returns the row at `index`; a negative index counts from the end."""
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
-    i = int(index)
-    if not -len(self) <= i < len(self):
-      raise IndexError(f'row {i} is out of range: there are {len(self)} rows')
-    record = self._records[i]
+    record = self._records[range(len(self))[index]]
     row = {name: record[name].astype(np.int32) for name in self._dtype.names or ()}
     if self._positions:
       return add_positions(row, self._positions)

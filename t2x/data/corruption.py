@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.base.errors import UserError
+from t2x.data.plans import padded
 
 __all__ = ['CorruptSpans', 'FitSides']
 
@@ -74,9 +75,8 @@ class CorruptSpans:
     result = {}
     for side, (replaced, length) in sides.items():
       ids = np.append(self._with_sentinels(tokens, replaced), self.eos_id)
-      result[side] = np.zeros(length, np.int32)
-      result[side][: len(ids)] = ids
-      result[f'{side}_segments'] = (np.arange(length) < len(ids)).astype(np.int32)
+      result[side] = padded(ids, length)
+      result[f'{side}_segments'] = padded(np.ones(len(ids)), length)
     return result
 
   def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, 'length']:
@@ -141,9 +141,8 @@ class FitSides:
       ids = np.asarray(row[side])[np.asarray(row[f'{side}_segments']) != 0]
       if side == 'source':
         ids = np.concatenate([np.array(self.prefix, np.int32), ids])
-      result[side] = np.zeros(length, np.int32)
-      result[side][: len(ids)] = ids
-      result[f'{side}_segments'] = (np.arange(length) < len(ids)).astype(np.int32)
+      result[side] = padded(ids, length)
+      result[f'{side}_segments'] = padded(np.ones(len(ids)), length)
     return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from t2x.base.errors import UserError
-from t2x.data.plans import Column, Plan, Row, text_of
+from t2x.data.plans import Column, Plan, Row, check_positive, padded, text_of
 from t2x.data.tokenizers.base import Encoding, Located, Tokenizer
 
 __all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
@@ -33,8 +33,7 @@ class LabelledPlan(Plan):
   length: int
 
   def __post_init__(self):
-    if self.length < 1:
-      raise UserError(f'{type(self).__name__}.length = {self.length}: must be at least 1')
+    check_positive(self, 'length')
 
   @property
   def columns(self):
@@ -60,9 +59,7 @@ class LabelledPlan(Plan):
 
   def filled(self, values: Any) -> np.ndarray:
     """Pads the values with zeros to the length of a row."""
-    row = np.zeros(self.length, np.int32)
-    row[: len(values)] = values
-    return row
+    return padded(values, self.length)
 
 
 def label_ids(labels: Sequence[str]) -> dict[str, int]:

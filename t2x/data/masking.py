@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.data.plans import padded
 from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['MaskTokens']
@@ -71,21 +72,15 @@ class MaskTokens:
     return {
       **row,
       'tokens': tokens,
-      'masked_positions': self._pad(chosen, np.int32),
-      'labels': self._pad(labels, np.int32),
-      'weights': self._pad(np.ones(len(chosen)), np.float32),
+      'masked_positions': padded(chosen, self.max_predictions),
+      'labels': padded(labels, self.max_predictions),
+      'weights': padded(np.ones(len(chosen)), self.max_predictions, np.float32),
     }
 
   @functools.cached_property
   def _ordinary_ids(self) -> np.ndarray:
     """All ids that are not special."""
     return np.flatnonzero(~self.tokenizer.special).astype(np.int32)
-
-  def _pad(self, values: np.ndarray, dtype: type) -> np.ndarray:
-    """Pads the values with zeros to max_predictions entries."""
-    padded: np.ndarray = np.zeros(self.max_predictions, dtype)
-    padded[: len(values)] = values
-    return padded
 
   def _choose_words(
     self, tokens: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator

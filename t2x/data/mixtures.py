@@ -150,10 +150,7 @@ class MixtureRows(Sequence):
 
   def __getitem__(self, index):
     """Returns the row at `index`; a negative index counts from the end."""
-    i = int(index)
-    if not -len(self) <= i < len(self):
-      raise IndexError(f'row {i} is out of range: there are {len(self)} rows')
-    i %= len(self)
+    i = range(len(self))[index]
     number = bisect.bisect_right(self.starts, i) - 1
     return {**self._rows[number][i - self.starts[number]], 'task': np.int32(number)}
 

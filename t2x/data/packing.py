@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from t2x.base.errors import UserError
-from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
+from t2x.data.plans import Column, Examples, Plan, Row, check_positive, segments_of, text_of
 from t2x.data.tokenizers.base import SpecialIds, Tokenizer
 
 __all__ = [
@@ -364,12 +364,6 @@ class PackPairs(PairPlan):
       rooms: source and target tokens that are free in each open row.
     """
     return fitting[0] if fitting else None
-
-
-def check_positive(plan: Plan, *names: str) -> None:
-  for name in names:
-    if getattr(plan, name) < 1:
-      raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
 
 
 def empty_row(lengths: dict[str, int]) -> Row:

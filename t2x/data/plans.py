@@ -76,6 +76,20 @@ class Plan(abc.ABC):
     return np.dtype([(name, c.dtype or ids, (c.length,)) for name, c in self.columns.items()])
 
 
+def padded(values: Any, length: int, dtype: type = np.int32) -> np.ndarray:
+  """Returns an array [length] that begins with the values and continues with zeros."""
+  row: np.ndarray = np.zeros(length, dtype)
+  row[: len(values)] = values
+  return row
+
+
+def check_positive(plan: object, *names: str) -> None:
+  """Raises UserError unless attributes of a plan are at least 1."""
+  for name in names:
+    if getattr(plan, name) < 1:
+      raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
+
+
 def segments_of(column: str) -> str:
   """Returns the name of a column's segments: `segments` for `tokens`, `source_segments`, ..."""
   return 'segments' if column == 'tokens' else f'{column}_segments'

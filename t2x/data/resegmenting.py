@@ -9,7 +9,7 @@ import numpy as np
 
 from t2x.base.ranges import Fraction, Range
 from t2x.data.packing import add_positions
-from t2x.data.plans import segments_of
+from t2x.data.plans import padded, segments_of
 from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Resegment', 'SampledPieces']
@@ -73,8 +73,7 @@ class Resegment:
       if self.rate and used:
         ids, segments = self._resample(tokenizer, ids, segments, length, rng)
       for name, values in ((column, ids), (segments_of(column), segments)):
-        changed[name] = np.zeros(length, np.int32)
-        changed[name][: len(values)] = values
+        changed[name] = padded(values, length)
     return add_positions(changed, self.lengths)
 
   def _resample(

@@ -9,7 +9,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data.labelled import LabelledPlan
-from t2x.data.plans import Column, text_of
+from t2x.data.plans import Column, check_positive, text_of
 from t2x.data.tokenizers.base import Located, Tokenizer
 
 __all__ = ['SpanWindows']
@@ -37,9 +37,7 @@ class SpanWindows(LabelledPlan):
 
   def __post_init__(self):
     super().__post_init__()
-    for name in ('stride', 'question_length'):
-      if getattr(self, name) < 1:
-        raise UserError(f'{type(self).__name__}.{name} = {getattr(self, name)}: must be at least 1')
+    check_positive(self, 'stride', 'question_length')
 
   @property
   def columns(self):

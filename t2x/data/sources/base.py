@@ -44,10 +44,7 @@ class BulkExamples(Examples):
     """Returns the example at `index`; a negative index counts from the end. A slice is a list."""
     if isinstance(index, slice):
       return list(self.read(range(*index.indices(len(self)))))
-    i = int(index)
-    if not -len(self) <= i < len(self):
-      raise IndexError(f'example {i} is out of range: there are {len(self)} examples')
-    [example] = self.read([i % len(self)])
+    [example] = self.read([range(len(self))[index]])
     return example
 
   def __iter__(self):
