@@ -30,25 +30,24 @@ class Layout:
     """The layout of the attention output projection in models whose other matrices have this layout."""
     return self
 
-  def tensor_shape(self, shape: Shape) -> Shape:
-    """The shape of the tensor for a parameter of `shape`."""
-    return shape
-
   def to_tensor(self, parameter: np.ndarray) -> np.ndarray:
     """Converts one parameter to a tensor."""
-    return parameter.reshape(self.tensor_shape(parameter.shape))
+    return parameter
 
   def to_parameter(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
     """Returns a view of a tensor with one parameter, of `shape`."""
     return tensor.reshape(shape)
 
+  def tensor_shape(self, shape: Shape) -> Shape:
+    """The shape of the tensor for a parameter of `shape`."""
+    # An array of any shape that takes no memory.
+    return self.to_tensor(np.broadcast_to(np.int8(0), shape)).shape
+
   def extract(self, tensor: np.ndarray, shapes: Sequence[Shape], number: int) -> np.ndarray:
     """Returns a view of parameter `number` of a tensor that holds parameters of `shapes`."""
-    sizes = [self.tensor_shape(shape)[self.axis] if len(shapes) > 1 else None for shape in shapes]
     if len(shapes) > 1:
-      start = sum(size or 0 for size in sizes[:number])
-      span = slice(start, start + (sizes[number] or 0))
-      tensor = tensor[(slice(None),) * self.axis + (span,)]
+      sizes = [self.tensor_shape(shape)[self.axis] for shape in shapes]
+      tensor = np.split(tensor, np.cumsum(sizes[:-1]), self.axis)[number]
     return self.to_parameter(tensor, shapes[number])
 
   def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
@@ -67,8 +66,8 @@ class Layout:
 class _Vector(Layout):
   """[heads, head_dim] -> [heads * head_dim]."""
 
-  def tensor_shape(self, shape):
-    return (math.prod(shape),)
+  def to_tensor(self, parameter):
+    return parameter.reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +76,8 @@ class _Row(Layout):
 
   leading: int = 1
 
-  def tensor_shape(self, shape):
-    return (*(1,) * self.leading, *shape)
+  def to_tensor(self, parameter):
+    return parameter[(None,) * self.leading]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +91,8 @@ class _Matrix(Layout):
   def from_heads(self):
     return dataclasses.replace(self, num_inputs=2)
 
-  def _flat_shape(self, shape: Shape) -> Shape:
-    return math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
-
-  def tensor_shape(self, shape):
-    inputs, outputs = self._flat_shape(shape)
-    return (outputs, inputs) if self.transposed else (inputs, outputs)
-
   def to_tensor(self, parameter):
-    flat = parameter.reshape(self._flat_shape(parameter.shape))
+    flat = parameter.reshape(math.prod(parameter.shape[: self.num_inputs]), -1)
     return flat.T if self.transposed else flat
 
   def to_parameter(self, tensor, shape):
@@ -151,10 +143,6 @@ class _Grouped(Layout):
 
 class _Patches(Layout):
   """HWIO -> OIHW: the kernel of a convolution."""
-
-  def tensor_shape(self, shape):
-    height, width, inputs, outputs = shape
-    return outputs, inputs, height, width
 
   def to_tensor(self, parameter):
     return parameter.transpose(3, 2, 0, 1)

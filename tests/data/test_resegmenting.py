@@ -27,7 +27,7 @@ from t2x.data import (
   evaluation_batches,
   token_rows,
 )
-from t2x.data.tokenizers.bpe_dropout import apply_merges
+from t2x.data.tokenizers.merges import apply_merges
 
 CONFIGS = {
   'byte-level': BPE(500),

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 from t2x.base.errors import UserError, error_line
 from t2x.base.external_files import LARGE, read_json
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
-from t2x.data.tokenizers.trace import Merge
+from t2x.data.tokenizers.merges import Merge
 from t2x.data.tokenizers.word_starts import WordBoundaries
 
 __all__ = ['Tokenizer', 'TokenizerConfig']

@@ -11,10 +11,9 @@ import numpy as np
 
 from t2x.base.external_files import read_text
 from t2x.data.tokenizers.base import Tokenizer, trim_spans
-from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.hub_limits import check_limits
+from t2x.data.tokenizers.merges import apply_merges, trace_merges
 from t2x.data.tokenizers.special_tokens import SpecialTokens, Unsupported
-from t2x.data.tokenizers.trace import trace_merges
 from t2x.data.tokenizers.word_starts import WordBoundaries
 
 

@@ -17,9 +17,8 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Range, Size
 from t2x.data.samples.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import SPACE, Tokenizer, TokenizerConfig, trim_spans
-from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
-from t2x.data.tokenizers.trace import trace_merges
+from t2x.data.tokenizers.merges import apply_merges, trace_merges
 
 __all__ = ['SentencePiece']
 

@@ -1,5 +1,8 @@
-"""Step by step replay of the merges of a BPE tokenizer (Sennrich et al. 2016,
-https://arxiv.org/abs/1508.07909) on its training text."""
+"""Merges of BPE (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909): dropout, and step by step replay.
+
+BPE dropout (Provilkov et al. 2020, https://arxiv.org/abs/1910.13267) is implemented here because that of the
+tokenizer libraries is not reproducible across processes.
+"""
 
 import collections
 import dataclasses
@@ -8,9 +11,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from t2x.data.tokenizers.bpe_dropout import apply_merges
-
 Pair = tuple[str, str]
+
+
+def apply_merges(
+  word: Sequence[str],
+  ranks: Mapping[tuple[str, str], int],
+  rate: float,
+  rng: np.random.Generator,
+) -> list[str]:
+  """Splits a word into pieces by BPE with dropped merges.
+
+  Args:
+    word: its characters.
+    ranks: pair -> rank. The pair with the lowest rank is merged first; ties go to the leftmost pair.
+    rate: probability of dropping each possible merge, drawn again after each merge.
+    rng: random generator.
+  """
+  pieces = list(word)
+  while True:
+    pairs = enumerate(itertools.pairwise(pieces))
+    candidates = sorted((ranks[pair], i) for i, pair in pairs if pair in ranks)
+    i = next((i for _, i in candidates if rng.random() >= rate), None)
+    if i is None:
+      return pieces
+    pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
 
 
 @dataclasses.dataclass(frozen=True)
