@@ -8,7 +8,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data.packing import DocumentPlan, PackPairs, PairPlan, check_positive, empty_row, put
-from t2x.data.plans import Column, Row
+from t2x.data.plans import Column, Row, by_size
 
 __all__ = ['BestFitDocuments', 'BestFitPairs', 'JoinedPairs']
 
@@ -36,17 +36,11 @@ class BestFitDocuments(DocumentPlan):
 
   def pack(self, examples, special, counts):
     """Yields the rows of each window in the order of their longest piece, the longest first."""
-    pieces: list[np.ndarray] = []
-    size = 0
-    for document in self.documents(examples, special, counts):
-      counts['divided'] += len(document) > self.length
-      for start in range(0, len(document), self.length):
-        pieces.append(document[start : start + self.length])
-      size += len(document)
-      if size >= self.window * self.length:
-        yield from self._rows(pieces)
-        pieces, size = [], 0
-    yield from self._rows(pieces)
+    documents = self.documents(examples, special, counts)
+    for window in by_size(documents, len, self.window * self.length):
+      counts['divided'] += sum(len(document) > self.length for document in window)
+      starts = ((d, start) for d in window for start in range(0, len(d), self.length))
+      yield from self._rows([d[start : start + self.length] for d, start in starts])
 
   def _rows(self, pieces: Sequence[np.ndarray]) -> Iterator[Row]:
     for indices in best_fit_decreasing([len(piece) for piece in pieces], self.length):
@@ -146,16 +140,13 @@ class JoinedPairs(PairPlan):
 
   def pack(self, examples, special, counts):
     """Yields the rows of each window in the order of their longest pair, the longest first."""
-    pairs: list[tuple[np.ndarray, np.ndarray]] = []
-    size = 0
-    for pair in self._fit_pairs(examples, special, counts):
-      # One text begins with the prefix ids of the model: that of the source.
-      pairs.append((pair['source'], pair['target'][len(special.before) :]))
-      size += sum(map(len, pairs[-1]))
-      if size >= self.window * self.length:
-        yield from self._rows(pairs)
-        pairs, size = [], 0
-    yield from self._rows(pairs)
+    # One text begins with the prefix ids of the model: that of the source.
+    pairs = (
+      (pair['source'], pair['target'][len(special.before) :])
+      for pair in self._fit_pairs(examples, special, counts)
+    )
+    for window in by_size(pairs, lambda pair: sum(map(len, pair)), self.window * self.length):
+      yield from self._rows(window)
 
   def _rows(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Iterator[Row]:
     sizes = [len(source) + len(target) for source, target in pairs]

@@ -37,6 +37,13 @@ CONTENT = 1
 # Increment when the layout of the files changes.
 LAYOUT = 2
 FILE = 'rows.bin'
+# Statistics that are numbers of examples, with their description.
+OMITTED = {
+  'empty': 'empty',
+  'divided': 'divided between rows',
+  'dropped': 'dropped as too long',
+  'cut': 'cut as too long',
+}
 
 
 class Rows(Sequence):
@@ -224,11 +231,5 @@ def _summary(split: str, info: Mapping[str, Any]) -> str:
     f'{info["rows"]:,} rows ({1 - info["efficiency"]:.1%} padding), {info["seconds"]:.1f} s '
     f'({info["tokens"] / max(info["seconds"], 1e-3):,.0f} tokens/s)'
   )
-  reasons = {
-    'empty': 'empty',
-    'divided': 'divided between rows',
-    'dropped': 'dropped as too long',
-    'cut': 'cut as too long',
-  }
-  omitted = [f'{info[name]:,} {reason}' for name, reason in reasons.items() if info.get(name)]
+  omitted = [f'{info[name]:,} {reason}' for name, reason in OMITTED.items() if info.get(name)]
   return '; '.join([line, *omitted])

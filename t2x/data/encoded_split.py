@@ -24,7 +24,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.files import try_lock, write_atomically
-from t2x.data.plans import Item, Plan
+from t2x.data.plans import Item, Plan, by_size
 from t2x.data.sources.base import in_range
 from t2x.data.tokenizers.base import Tokenizer
 
@@ -170,17 +170,9 @@ class EncodedSplit:
 def write_items(file: IO[bytes], items: Iterable[Item]) -> list[str]:
   """Writes items in blocks: an array of lengths [items, names], then all values. Returns the names."""
   names: list[str] = []
-  arrays: list[np.ndarray] = []
-  size = 0
-  for item in items:
-    names = names or list(item)
-    arrays += [np.atleast_1d(item[name]) for name in names]
-    size += sum(map(len, arrays[-len(names) :]))
-    if size >= BLOCK:
-      _write_block(file, arrays, len(names))
-      arrays, size = [], 0
-  if arrays:
-    _write_block(file, arrays, len(names))
+  for block in by_size(items, lambda item: sum(map(np.size, item.values())), BLOCK):
+    names = names or list(block[0])
+    _write_block(file, [np.atleast_1d(item[name]) for item in block for name in names], len(names))
   return names
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from t2x.data.plans import text_of
+from t2x.data.plans import by_size, text_of
 
 # Number of characters to hash at once.
 BATCH = 1 << 20
@@ -70,15 +70,7 @@ def hashed_batches(texts: Iterable[str], n: int) -> Iterator[Batch]:
 
   A text with fewer than `n` words, but at least one, has one n-gram: all its words.
   """
-  batch: list[str] = []
-  size = 0
-  for text in texts:
-    batch.append(text)
-    size += len(text)
-    if size >= BATCH:
-      yield _hashed(batch, n)
-      batch, size = [], 0
-  if batch:
+  for batch in by_size(texts, len, BATCH):
     yield _hashed(batch, n)
 
 

@@ -17,7 +17,16 @@ import numpy as np
 from jaxtyping import Int
 
 from t2x.base.errors import UserError
-from t2x.data.plans import Column, Examples, Plan, Row, check_positive, segments_of, text_of
+from t2x.data.plans import (
+  Column,
+  Examples,
+  Plan,
+  Row,
+  by_size,
+  check_positive,
+  segments_of,
+  text_of,
+)
 from t2x.data.tokenizers.base import SpecialIds, Tokenizer
 
 __all__ = [
@@ -97,33 +106,26 @@ class PackingPlan(Plan):
     `DECODED` characters, texts that differ from the text of their tokens.
     """
     counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0, lossy_texts=0)
-    waiting: dict[str, list[str]] = {field: [] for field in self.fields}
-    size, unchecked = 0, DECODED
-
-    def encode_waiting() -> Iterator[Ids]:
-      nonlocal unchecked
-      sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
-      columns = [
-        side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
-      ]
-      for side, texts, column in zip(sides, waiting.values(), columns, strict=True):
-        for text, encoded in zip(texts, column, strict=True):
+    unchecked = DECODED
+    for texts in by_size(self._texts(examples, counts), lambda row: sum(map(len, row)), BATCH):
+      columns = []
+      for field, column in zip(self.fields, zip(*texts, strict=True), strict=True):
+        side = tokenizer.target if field == 'target' else tokenizer
+        columns.append(side.encode_batch(column))
+        for text, encoded in zip(column, columns[-1], strict=True):
           unchecked -= len(text)
           is_lossy = side.unk_id in encoded or (unchecked >= 0 and side.decode(encoded) != text)
           counts['lossy_texts'] += is_lossy
       for ids in zip(*columns, strict=True):
-        yield {field: np.array(side, np.int32) for field, side in zip(waiting, ids, strict=True)}
+        yield {
+          field: np.array(side, np.int32) for field, side in zip(self.fields, ids, strict=True)
+        }
 
+  def _texts(self, examples: Examples, counts: collections.Counter[str]) -> Iterator[list[str]]:
     for number, example in examples:
-      for field in self.fields:
-        text = text_of(example, field, number)
-        counts['bytes'] += len(text.encode())
-        size += len(text)
-        waiting[field].append(text)
-      if size >= BATCH:
-        yield from encode_waiting()
-        waiting, size = {field: [] for field in self.fields}, 0
-    yield from encode_waiting()
+      texts = [text_of(example, field, number) for field in self.fields]
+      counts['bytes'] += sum(len(text.encode()) for text in texts)
+      yield texts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import abc
 import collections
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from t2x.base.errors import UserError
 from t2x.data.tokenizers.base import SpecialIds, Tokenizer
 
 Row = dict[str, Any]
+T = TypeVar('T')
 # Examples with their numbers in the split.
 Examples = Iterable[tuple[int, Mapping[str, Any]]]
 # The values of an encoded example, or of a part of it, by name: integers or arrays [values].
@@ -74,6 +75,20 @@ class Plan(abc.ABC):
     """Returns the structured type of a stored row."""
     ids = np.uint16 if vocab_size <= 1 << 16 else np.int32
     return np.dtype([(name, c.dtype or ids, (c.length,)) for name, c in self.columns.items()])
+
+
+def by_size(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+  """Yields lists of consecutive items whose sizes add up to at least `limit`, except the last."""
+  batch: list[T] = []
+  size = 0
+  for item in items:
+    batch.append(item)
+    size += size_of(item)
+    if size >= limit:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
 
 
 def padded(values: Any, length: int, dtype: type = np.int32) -> np.ndarray:

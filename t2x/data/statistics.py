@@ -12,22 +12,15 @@ import numpy as np
 from t2x.base.files import output_file
 from t2x.base.html_page import html_page
 from t2x.base.text_table import text_table
-from t2x.data.cache import Rows
+from t2x.data.cache import OMITTED, Rows
 from t2x.data.inspect import COLUMNS
-from t2x.data.plans import segments_of
+from t2x.data.plans import by_size, segments_of
 from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Statistics', 'split_statistics', 'write_statistics']
 
 # Number of characters to tokenise at once.
 BATCH = 1 << 20
-# Statistics of prepared rows that are numbers of examples, with their description.
-OMITTED = {
-  'empty': 'empty',
-  'divided': 'divided between rows',
-  'dropped': 'dropped as too long',
-  'cut': 'cut as too long',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +130,11 @@ def split_statistics(
   unknown: dict[str, int] = {}
   digests = []
   size = 0
-  for texts in _batches(map(texts_of, examples)):
+
+  def num_characters(texts: Mapping[str, str]) -> int:
+    return sum(map(len, texts.values()))
+
+  for texts in by_size(map(texts_of, examples), num_characters, BATCH):
     digests.append(np.array([_digest(example.values()) for example in texts], np.uint64))
     for name in dict.fromkeys(name for example in texts for name in example):
       values = [example[name] for example in texts if name in example]
@@ -166,19 +163,6 @@ def split_statistics(
     {what: rows.info[name] for name, what in OMITTED.items() if rows.info.get(name)},
     rows.info.get('cut_tokens', 0),
   )
-
-
-def _batches(examples: Iterable[Mapping[str, str]]) -> Iterator[list[Mapping[str, str]]]:
-  """Yields lists of examples with about `BATCH` characters."""
-  batch, size = [], 0
-  for texts in examples:
-    batch.append(texts)
-    size += sum(map(len, texts.values()))
-    if size >= BATCH:
-      yield batch
-      batch, size = [], 0
-  if batch:
-    yield batch
 
 
 def _digest(texts: Iterable[str]) -> int:
