@@ -83,7 +83,8 @@ class Rows(Sequence):
     """Returns the row at `index`; a negative index counts from the end."""
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
-    record = self._records[range(len(self))[index]]
+    i = range(len(self))[index]
+    record = self._records[i]
     row = {name: record[name].astype(np.int32) for name in self._dtype.names or ()}
     if self._positions:
       return add_positions(row, self._positions)
