@@ -26,12 +26,11 @@ from t2x.parallel import (
 from t2x.tasks import Task
 from t2x.train.groups import Groups
 from t2x.train.logs.flops import Flops, flops_per_token, row_lengths
-from t2x.train.logs.step_sums import LayerNorms, StepSums
+from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import TEACHER, Blueprint, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
-  EvalSums,
   Scalars,
   TrainState,
   init_state,
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Trainer
 
 __all__ = ['Program']
-
-# Rows in an evaluation batch of an experiment without a trainer.
-DEFAULT_BATCH_SIZE = 32
 
 # A train state, or the handle of a program that stores the state of several runs together.
 State = Any
@@ -90,7 +86,7 @@ class Program:
     build = experiment.complete_model()
     self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
     trainer = experiment.trainer
-    default = DEFAULT_BATCH_SIZE if trainer is None else trainer.batch_size
+    default = 32 if trainer is None else trainer.batch_size
     self.batch_size = default if batch_size is None else batch_size
     self.compute_dtype = 'float32' if trainer is None else trainer.compute_dtype
     self._key = jax.eval_shape(lambda: jax.random.key(0))

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from t2x.layers.keys import row_keys
 from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
 from t2x.train.groups import Groups
-from t2x.train.logs.step_sums import LayerNorms, StepSums
+from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
 from t2x.train.params import Blueprint, Params
 
 if TYPE_CHECKING:
@@ -65,24 +65,17 @@ def init_state(
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key, ema)
 
 
-def _micro_batches(batch: Any, count: int) -> Any:
-  """[batch, ...] -> [count, batch / count, ...].
-
-  Adjacent rows go to different micro-batches, so that a batch that is sharded over devices is not moved
-  between them.
-  """
-  return jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), batch)
-
-
 def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, key: Any) -> Any:
   """Returns the sum of `gradients(params, micro_batch, keys)` over `count` micro-batches.
 
-  Each row has a key, so that what is drawn for it does not depend on the split.
+  Each row has a key, so that what is drawn for it does not depend on the split. Adjacent rows go to different
+  micro-batches, so that a batch that is sharded over devices is not moved between them.
   """
   keys = row_keys(key, _num_rows(batch))
   if count == 1:
     return gradients(params, batch, keys)
-  split = _micro_batches((batch, keys), count)
+  # [batch, ...] -> [count, batch / count, ...].
+  split = jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), (batch, keys))
   # Traced once, for both the output shapes and the loop body.
   first = jax.tree.map(lambda a: a[0], split)
   traced, shapes = jax.make_jaxpr(gradients, return_shape=True)(params, *first)
@@ -218,9 +211,8 @@ def updates_applied(opt_state: Any) -> jax.Array:
   def has_count(state):
     return isinstance(state, optax.ScaleByScheduleState)
 
-  for state in jax.tree.leaves(opt_state, is_leaf=has_count):
-    if has_count(state):
-      return state.count
+  for state in filter(has_count, jax.tree.leaves(opt_state, is_leaf=has_count)):
+    return state.count
   raise UserError(
     'Trainer.ema_decay needs an optimizer that counts its updates: add optax.scale_by_schedule to the '
     'optimizer, or set Trainer.ema_decay = None'
@@ -242,18 +234,6 @@ def _logged_sums(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.A
   weight = jnp.ones(())
   sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), weight)}
   return trainer.nonfinite.count(finite, sums) | {'finite': (finite.astype(jnp.float32), weight)}
-
-
-class EvalSums(NamedTuple):
-  """Results of an evaluation step.
-
-  Attributes:
-    sums: metrics of the batch as (sum, weight).
-    examples: values of each row by metric, [batch]; those of `Task.example_metrics`.
-  """
-
-  sums: Sums
-  examples: dict[str, jax.Array]
 
 
 def make_eval_step(

@@ -1,8 +1,8 @@
-"""What a train step reports: sums of its metrics, and norms of gradients, parameters and updates."""
+"""What a step reports: sums of its metrics, and in training the norms of gradients, parameters and updates."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,3 +130,15 @@ class StepSums:
     """Mean loss of the step; waits for the device."""
     total, weight = jax.device_get(self).sums['loss']
     return float(total / weight)
+
+
+class EvalSums(NamedTuple):
+  """Results of an evaluation step.
+
+  Attributes:
+    sums: metrics of the batch as (sum, weight).
+    examples: values of each row by metric, [batch]; those of `Task.example_metrics`.
+  """
+
+  sums: Sums
+  examples: dict[str, jax.Array]
