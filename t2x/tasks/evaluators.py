@@ -6,7 +6,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,28 +46,23 @@ class Evaluation:
   examples: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-class Evaluated(Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
   """The argument of an evaluator: a trained model with its task.
 
   Attributes:
     task: the evaluator's task, bound to the run's tokenizer.
     watched: wraps the iterables of slow loops, so that a stalled device is detected.
+    model: returns the model with its parameters.
+    rows: returns the preprocessed rows of a split of the task.
+    evaluation: computes the task's metrics over a number of rows sampled evenly from a split; None: all rows.
   """
 
   task: Task
   watched: Watched
-
-  def model(self) -> Any:
-    """Returns the model with its parameters."""
-    ...
-
-  def rows(self, split: str) -> Any:
-    """Returns the preprocessed rows of a split of the task."""
-    ...
-
-  def evaluation(self, split: str, num_rows: int | None) -> Evaluation:
-    """Computes the task's metrics over `num_rows` rows sampled evenly from a split; None: all rows."""
-    ...
+  model: Callable[[], Any]
+  rows: Callable[[str], Any]
+  evaluation: Callable[[str, int | None], Evaluation]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

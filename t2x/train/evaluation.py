@@ -11,7 +11,7 @@ from t2x.data import Tokenizer, evaluation_batches
 from t2x.data.sources.subset import Spread
 from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task
-from t2x.tasks.evaluators import Evaluation, Watched
+from t2x.tasks.evaluators import Evaluated, Evaluation, Watched
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import Params
@@ -200,30 +200,23 @@ class Inference:
     examples: dict[str, np.ndarray] = {}
     for name in names:
       evaluator = self.experiment.evaluations[name].replaced(**settings)
-      result = evaluator(_Evaluated(self, name, params, watched))
+      result = evaluator(self._evaluated(name, params, watched))
       metrics |= {f'{name}/{metric}': value for metric, value in result.metrics.items()}
       samples += [{'evaluation': name, **sample} for sample in result.samples]
       images |= {f'{name}/{image}': pixels for image, pixels in result.images.items()}
       examples |= {f'{name}/{metric}': values for metric, values in result.examples.items()}
     return Evaluation(metrics, samples, images, examples)
 
-
-class _Evaluated:
-  """Implements `t2x.tasks.Evaluated`, the argument of an evaluator."""
-
-  def __init__(self, inference: Inference, name: str, params: Params, watched: Watched):
-    self.task, self.watched = inference.experiment.evaluated_task(name), watched
-    self._inference, self._name, self._params = inference, name, params
-
-  def model(self) -> Any:
-    return self._inference.model(self._params)
-
-  def rows(self, split: str) -> Any:
-    return self._inference.rows(split, self.task)
-
-  def evaluation(self, split: str, num_rows: int | None) -> Evaluation:
-    return self._inference.evaluation(
-      self._params, split, evaluation=self._name, num_rows=num_rows, watched=self.watched
+  def _evaluated(self, name: str, params: Params, watched: Watched) -> Evaluated:
+    task = self.experiment.evaluated_task(name)
+    return Evaluated(
+      task=task,
+      watched=watched,
+      model=lambda: self.model(params),
+      rows=lambda split: self.rows(split, task),
+      evaluation=lambda split, num_rows: self.evaluation(
+        params, split, evaluation=name, num_rows=num_rows, watched=watched
+      ),
     )
 
 
