@@ -13,9 +13,24 @@ from t2x.base.text_table import text_table
 from t2x.layers.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
 
-__all__ = ['sharding_table']
+__all__ = ['mesh_text', 'sharding_table']
 
 Row = tuple[str, str, str, str, str]
+
+
+def mesh_text(mesh: Any, rules: Mapping[str, Any]) -> tuple[str, str]:
+  """Describes the axes of a mesh that have several devices, and the logical axes that are split over them.
+
+  Args:
+    mesh: the devices.
+    rules: axes of the mesh by logical axis.
+  """
+  sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+  split = {
+    name: '+'.join(axis for axis in as_tuple(axes) if axis in sizes) for name, axes in rules.items()
+  }
+  split_text = ', '.join(f'{name} over {axes}' for name, axes in split.items() if axes)
+  return ' x '.join(f'{axis} {size}' for axis, size in sizes.items()), split_text
 
 
 def format_bytes(size: int) -> str:

@@ -20,7 +20,7 @@ from t2x.data import Batches
 from t2x.layers import Pattern
 from t2x.layers.patterns.image import draw
 from t2x.models import Decoder, Encoder
-from t2x.parallel import MESH_AXES, as_tuple, sharding_table
+from t2x.parallel import MESH_AXES, mesh_text, sharding_table
 from t2x.tasks import Task
 from t2x.tasks.inspection import Inspection, in_order
 from t2x.train.mup import check_same
@@ -143,8 +143,6 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
   Raises:
     UserError: the mesh does not divide a dimension.
   """
-  if experiment.model is None:
-    raise UserError('Experiment.model is not set: the table of shardings needs a model')
   settings = experiment.mesh
   mesh: Any = settings.abstract(num_devices or settings.num_devices or _default_devices(experiment))
   program = Program(experiment.with_trainer(mesh.size), mesh=mesh)
@@ -156,26 +154,15 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
     parts['average'] = state.ema
   if experiment.task is not None:
     parts['batch'] = program.batch()
-  return sharding_table(_title(experiment, mesh), parts)
+  sizes, split = mesh_text(mesh, settings.activation_rules)
+  title = f'{mesh.size} devices: {sizes}; activations: {split or "not sharded"}'
+  return sharding_table(title if sizes else '1 device', parts)
 
 
 def _default_devices(experiment: 'Experiment') -> int | None:
   """Returns the number of local devices if the size of a mesh axis is -1; else None."""
   free = -1 in (getattr(experiment.mesh, axis) for axis in MESH_AXES)
   return jax.device_count() if free else None
-
-
-def _title(experiment: 'Experiment', mesh: Any) -> str:
-  sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
-  devices = f'{mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
-  if not sizes:
-    return devices
-  split = {
-    axis: '+'.join(name for name in as_tuple(names) if mesh.shape[name] > 1)
-    for axis, names in experiment.mesh.activation_rules.items()
-  }
-  activations = ', '.join(f'{axis} over {names}' for axis, names in split.items() if names)
-  return f'{devices}; activations: {activations or "not sharded"}'
 
 
 def check_splits(run: 'TrainingRun') -> None:

@@ -65,12 +65,7 @@ class Group:
   frozen: bool = False
 
   def __post_init__(self):
-    try:
-      re.compile(self.match)
-    except re.error as error:
-      raise UserError(
-        f'Group.match: {self.match!r} is not a regular expression: {error}'
-      ) from error
+    check_pattern('Group.match', self.match)
     if self.frozen and self.rate != 1.0:
       raise UserError(
         f'Group.rate has no effect on the frozen parameters of Group.match = {self.match!r}: remove one'
@@ -252,6 +247,14 @@ def join_rows(*parts: tuple[np.ndarray, Any]) -> Any:
   array, order = jnp.concatenate(rows), np.concatenate(indices)
   # No gather if the parts are in order already.
   return array if (np.diff(order) > 0).all() else array[np.argsort(order)]
+
+
+def check_pattern(where: str, pattern: str) -> None:
+  """Raises UserError if the pattern of the setting `where` is not a regular expression."""
+  try:
+    re.compile(pattern)
+  except re.error as error:
+    raise UserError(f'{where}: {pattern!r} is not a regular expression: {error}') from error
 
 
 def no_match_error(where: str, pattern: str, target: str, names: Iterable[str]) -> UserError:

@@ -22,7 +22,7 @@ from t2x.data import Tokenizer, load_tokenizer
 from t2x.train.checkpoints.resize import Resize
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.groups import no_match_error
+from t2x.train.groups import check_pattern, no_match_error
 from t2x.train.params import ParamInfo, Params
 
 __all__ = ['InitFrom']
@@ -90,12 +90,7 @@ class InitFrom:
       if isinstance(getattr(self, field), str):
         raise UserError(f'InitFrom.{field} must be a list of patterns: write it in [ ]')
       for pattern in getattr(self, field):
-        try:
-          re.compile(pattern)
-        except re.error as error:
-          raise UserError(
-            f'InitFrom.{field}: {pattern!r} is not a regular expression: {error}'
-          ) from error
+        check_pattern(f'InitFrom.{field}', pattern)
 
   def plan(
     self,

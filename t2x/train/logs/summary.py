@@ -1,7 +1,6 @@
 """Text printed at the start and the end of a run: model, cost, devices, data; results."""
 
 import json
-import math
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from t2x.layers.attention.kernels import Auto
 from t2x.layers.constraints import Layout
 from t2x.layers.dtypes import Dtypes
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
-from t2x.parallel import Mesh, as_tuple
+from t2x.parallel import Mesh, mesh_text
 from t2x.process.gpu_flags import environment_flags
 from t2x.tasks import Task
 from t2x.train.logs.flops import CONVENTION, Flops, peak_flops, row_lengths, step_flops
@@ -314,16 +313,10 @@ def _devices() -> str:
 
 def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
   """Describes the mesh if there are several devices."""
-  sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
+  sizes, split = mesh_text(mesh, settings.rules)
   if not sizes:
     return '' if jax.device_count() == 1 else '; 1 device used'
-  split = {
-    name: axes
-    for name, axes in settings.rules.items()
-    if math.prod(mesh.shape[axis] for axis in as_tuple(axes)) > 1
-  }
-  sharded = ', '.join(f'{name} over {axes}' for name, axes in split.items())
-  return f'; mesh {" x ".join(sizes)}' + (f', {sharded}' if sharded else ', parameters replicated')
+  return f'; mesh {sizes}, {split or "parameters replicated"}'
 
 
 def _evaluation(run: 'TrainingRun') -> str:
