@@ -242,5 +242,5 @@ def step_tokens(program: 'Program') -> int:
 
 
 def step_flops(program: 'Program') -> float:
-  """Returns the model FLOPs of a train step ."""
+  """Returns the model FLOPs of a train step."""
   return program.flops.visible * step_tokens(program)
