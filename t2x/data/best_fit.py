@@ -23,7 +23,6 @@ class BestFitDocuments(DocumentPlan):
   the number of documents in more than one row.
 
   Attributes:
-    length: tokens per row.
     window: number of rows that are packed together. Larger windows leave less padding; their tokens
       are in memory.
   """
@@ -89,9 +88,6 @@ class BestFitPairs(PackPairs):
   """`PackPairs` that adds each pair to the open row with the least free room, over both sides.
 
   Attributes:
-    source_length: source tokens per row, including the eos of each pair.
-    target_length: target tokens per row, including the eos of each pair.
-    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
     open_rows: maximum number of open rows, which are searched for each pair; beyond it, the fullest
       row is closed.
   """

@@ -170,9 +170,6 @@ class ConcatenateAndSplit(DocumentPlan):
 
   For the content of rows see `DocumentPlan`. `counts['divided']` is the number of documents in more
   than one row.
-
-  Attributes:
-    length: tokens per row.
   """
 
   def pack(self, examples, special, counts):
@@ -198,9 +195,6 @@ class FullRows(ConcatenateAndSplit):
   """`ConcatenateAndSplit` with one segment per row: tokens attend to earlier documents in it.
 
   The last row is dropped unless it is full; its tokens count as `cut_tokens`.
-
-  Attributes:
-    length: tokens per row.
   """
 
   one_segment: ClassVar[bool] = True
@@ -305,7 +299,6 @@ class PadPairs(PairPlan):
   Attributes:
     source_length: source tokens per row, including eos.
     target_length: target tokens per row, including eos.
-    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
   """
 
   def pack(self, examples, special, counts):
@@ -319,9 +312,6 @@ class PackPairs(PairPlan):
   """Several pairs per row: each pair is added to the first open row with room for both sides.
 
   Attributes:
-    source_length: source tokens per row, including the eos of each pair.
-    target_length: target tokens per row, including the eos of each pair.
-    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
     open_rows: maximum number of open rows; beyond it, the fullest row is closed.
   """
 

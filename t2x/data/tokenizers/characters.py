@@ -118,7 +118,6 @@ class Characters(TokenizerConfig):
   Attributes:
     vocab_size: number of ids, including special ids. If the text has fewer characters, the last ids are
       unused. None: one id for each character of the text.
-    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (CharacterTokenizer,)

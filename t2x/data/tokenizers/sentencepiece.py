@@ -195,7 +195,6 @@ class SentencePiece(TokenizerConfig):
       characters are encoded as bytes.
     byte_fallback: encodes unknown characters as bytes, which makes the tokenizer lossless; False: as unk.
     split_digits: makes each digit a token.
-    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (SentencePieceTokenizer,)

@@ -25,7 +25,6 @@ class BPE(TokenizerConfig):
 
   Attributes:
     vocab_size: number of ids, including special ids and the 256 bytes.
-    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (FastTokenizer,)
@@ -60,7 +59,6 @@ class WordPiece(TokenizerConfig):
     vocab_size: number of ids, including special ids.
     lowercase: converts to lower case and removes accents.
     max_characters: maximum number of characters in the vocabulary; the most frequent ones are used.
-    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (FastTokenizer,)
