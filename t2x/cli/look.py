@@ -119,7 +119,7 @@ def _image(
   import numpy as np
 
   from t2x.data.sources.image_folder import decode_image
-  from t2x.data.sources.resized import resized_as
+  from t2x.data.sources.rewriting import resized_as
   from t2x.look import look_at_image
   from t2x.look.inputs import Names
   from t2x.tasks import ImageClassification

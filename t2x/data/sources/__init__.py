@@ -2,13 +2,12 @@
 
 from t2x.data.sources.base import *
 from t2x.data.sources.deduplicated import *
-from t2x.data.sources.fields import *
 from t2x.data.sources.files import *
 from t2x.data.sources.held_out import *
 from t2x.data.sources.hub_dataset import *
 from t2x.data.sources.image_folder import *
 from t2x.data.sources.parquet import *
-from t2x.data.sources.resized import *
+from t2x.data.sources.rewriting import *
 from t2x.data.sources.subset import *
 from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *

@@ -1,4 +1,4 @@
-"""Sources for long sequences whose examples are computed: nested lists, recall, paths; and images as text.
+"""Sources for long sequences whose examples are computed: nested lists, recall and paths.
 
 They follow Long Range Arena (Tay et al. 2021, https://arxiv.org/abs/2011.04006). An example depends only on the settings, the
 split and its index.
@@ -17,12 +17,14 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Count, NonEmpty, Range, Seed, Size
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, require_split
-from t2x.data.sources.fields import RewritingSource
 
-__all__ = ['AssociativeRecall', 'ListOps', 'Pathfinder', 'PixelText']
+__all__ = [
+  'AssociativeRecall',
+  'ListOps',
+  'Pathfinder',
+]
 
 SIZES = {'train': 20000, 'validation': 1000, 'test': 1000}
-Levels = Annotated[int, Range('2 <= x <= 64')]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -270,32 +272,3 @@ def _curve(rng: np.random.Generator, length: int, side: int) -> np.ndarray:
   steps = np.stack([np.sin(angles), np.cos(angles)], axis=1)
   start = rng.uniform(2, side - 3, 2)
   return np.concatenate([start[None], start + steps.cumsum(axis=0)])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PixelText(RewritingSource):
-  """Images of a source as `text`, row by row with one character per pixel, and `label` as text.
-
-  The character of grey level g of 0 .. levels - 1 is chr(48 + g), so that every pixel is a token of `Bytes`.
-
-  Attributes:
-    source: source whose examples have `image` uint8 [height, width, 1] and `label`.
-    levels: number of grey levels.
-  """
-
-  levels: Levels = 16
-
-  def rewrite(self, example):
-    """Returns `text` and `label`."""
-    image = example['image']
-    if image.shape[-1] != 1:
-      raise UserError(f'PixelText needs images with one channel, got {image.shape[-1]}')
-    levels = image[..., 0].astype(int) * self.levels // 256
-    return {'text': ''.join(map(chr, 48 + levels.ravel())), 'label': str(example['label'])}
-
-  def rewrite_label(self, label):
-    return str(label)
-
-  def fingerprint(self) -> str:
-    """Identifies the source and the number of levels."""
-    return fingerprint('PixelText', self.source.fingerprint(), self.levels)

@@ -5,12 +5,18 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from t2x.base.errors import UserError
-from t2x.base.ranges import NonEmpty, Text
-from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
+import numpy as np
+from jaxtyping import UInt8
 
-__all__ = ['Joined', 'Prefixed']
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty, Range, Size, Text
+from t2x.data.crops import resize
+from t2x.data.prepared_folders import fingerprint
+from t2x.data.sources.base import BulkExamples, Example, Source, label_values, origins, read_at
+
+__all__ = ['Joined', 'PixelText', 'Prefixed', 'Resized']
+
+Levels = Annotated[int, Range('2 <= x <= 64')]
 
 
 class _Rewritten(BulkExamples):
@@ -108,3 +114,70 @@ class Joined(RewritingSource):
   def rewrite(self, example):
     """Returns `text` only."""
     return {'text': self.separator.join(self._text(example, field) for field in self.fields)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resized(RewritingSource):
+  """The examples of a source, with `image` resized bilinearly, with antialiasing if it is reduced.
+
+  Changes the proportions of images that have others; `CentralCrop` keeps them.
+
+  Attributes:
+    source: source whose examples have `image` uint8 [old height, old width, channels].
+    height: height of the images in pixels.
+    width: width of the images in pixels.
+  """
+
+  height: Size
+  width: Size
+
+  def rewrite(self, example):
+    """Returns the example with its `image` as uint8 [height, width, channels]."""
+    return example | {'image': _rounded(example['image'], self.height, self.width)}
+
+  def fingerprint(self) -> str:
+    """Identifies the source, the size and the filter."""
+    return fingerprint('Resized, antialiased', self.source.fingerprint(), self.height, self.width)
+
+
+def resized_as(source: Source, image: UInt8[np.ndarray, 'old_height old_width channels']) -> Any:
+  """Returns an image of another origin in the size of the images of a source, which may contain `Resized`."""
+  for inner in reversed([*origins(source)]):
+    image = _rounded(image, inner.height, inner.width) if isinstance(inner, Resized) else image
+  return image
+
+
+def _rounded(image: np.ndarray, height: int, width: int) -> UInt8[np.ndarray, '_ _ _']:
+  if image.dtype != np.uint8:
+    raise UserError(f'Resized needs images of type uint8, not {image.dtype}')
+  # In floats, so that only the result is rounded.
+  return np.rint(resize(image.astype(np.float32), height, width)).astype(np.uint8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixelText(RewritingSource):
+  """Images of a source as `text`, row by row with one character per pixel, and `label` as text.
+
+  The character of grey level g of 0 .. levels - 1 is chr(48 + g), so that every pixel is a token of `Bytes`.
+
+  Attributes:
+    source: source whose examples have `image` uint8 [height, width, 1] and `label`.
+    levels: number of grey levels.
+  """
+
+  levels: Levels = 16
+
+  def rewrite(self, example):
+    """Returns `text` and `label`."""
+    image = example['image']
+    if image.shape[-1] != 1:
+      raise UserError(f'PixelText needs images with one channel, got {image.shape[-1]}')
+    levels = image[..., 0].astype(int) * self.levels // 256
+    return {'text': ''.join(map(chr, 48 + levels.ravel())), 'label': str(example['label'])}
+
+  def rewrite_label(self, label):
+    return str(label)
+
+  def fingerprint(self) -> str:
+    """Identifies the source and the number of levels."""
+    return fingerprint('PixelText', self.source.fingerprint(), self.levels)
