@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from t2x.sweeps.choices import read_tuning
 from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
 from t2x.sweeps.plan_table import withheld
 from t2x.sweeps.statistics import ALPHA
+from t2x.sweeps.tune import read_tuning
 from t2x.sweeps.two_way import contrasts, single_level
 
 # Values of the grid -> variant -> results of the seeds.

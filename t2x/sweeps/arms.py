@@ -50,6 +50,11 @@ class Arm:
     return (*self.own_files, *map(shown, self.own_bindings))
 
   @property
+  def plain_point(self) -> dict[str, Any]:
+    """The point as in plans and reports."""
+    return {name: plain(value) for name, value in self.point.items()}
+
+  @property
   def title(self) -> str:
     """Name with the values of the grid: 'geglu', or 'geglu, Stack.num_layers=4'."""
     axes = [f'{name}={config_lib.to_gin(value)}' for name, value in self.point.items()]

@@ -24,7 +24,7 @@ from t2x.sweeps.learn_or_not import SPREAD, seeds_without_guard, smallest_differ
 from t2x.sweeps.statistics import ALPHA, Goal
 from t2x.sweeps.two_way import single_level, step_down
 
-Verdict = Literal['helps', 'hurts', 'same', 'inconclusive']
+Verdict = Literal['helps', 'hurts', 'same', 'inconclusive', 'withheld']
 
 POWER, MAX_SEEDS = 0.8, 1000
 # Confidence of the bounds that the number of further seeds is computed from.
@@ -48,8 +48,9 @@ class Comparison:
     p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
     p_other: corrected p-value of the mean difference by the test that the plan did not choose, for information:
       the paired t test or the two-way model.
-    verdict: 'helps' or 'hurts' if p_corrected is at most the level and the guard of few seeds allows it, 'same' if
-      the difference is smaller than the margin, else 'inconclusive'.
+    verdict: 'helps' or 'hurts' if p_corrected is at most the level, 'same' if the difference is smaller than the margin,
+      'withheld' if a reason forbids a verdict, else 'inconclusive'.
+    withheld: the reason: too few seeds, or a variant that is not tuned; '' for other verdicts.
     examples: number of evaluated examples whose noise the interval contains; None if it contains that of the seeds
       only.
     more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 if there is a verdict,
@@ -66,9 +67,15 @@ class Comparison:
   p_corrected: float | None = None
   p_other: float | None = None
   verdict: Verdict = 'inconclusive'
+  withheld: str = ''
   examples: int | None = None
   more_seeds: int | None = None
   note: str = ''
+
+  def without_verdict(self, reason: str, note: str = '') -> 'Comparison':
+    """Returns the comparison with its verdict withheld for a reason, with a further remark."""
+    notes = '; '.join(filter(None, [self.note, note]))
+    return dataclasses.replace(self, verdict='withheld', withheld=reason, note=notes)
 
 
 def compare(
@@ -124,11 +131,18 @@ def compare(
     more: int | None = 0
     if verdict == 'inconclusive':
       more = _more_seeds(test, wide, margin) if rate is None else None
-      if _is_significant(comparison, level) and not _is_large(comparison, smallest[index]):
-        comparison = _withheld(comparison, float(smallest[index]))
-        needed = seeds_without_guard(len(planned), baselines, level)
-        more = max(more or 0, needed - test.pairs)
-    comparisons.append(dataclasses.replace(comparison, verdict=verdict, more_seeds=more))
+    comparison = dataclasses.replace(comparison, verdict=verdict, more_seeds=more)
+    if (
+      verdict == 'inconclusive'
+      and _is_significant(comparison, level)
+      and not _is_large(comparison, smallest[index])
+    ):
+      needed = seeds_without_guard(len(planned), baselines, level)
+      comparison = dataclasses.replace(comparison, more_seeds=max(more or 0, needed - test.pairs))
+      comparison = comparison.without_verdict(
+        'too few seeds', _few_seeds(test.pairs, smallest[index])
+      )
+    comparisons.append(comparison)
   return comparisons
 
 
@@ -214,15 +228,11 @@ def _is_large(comparison: Comparison, smallest: float) -> bool:
   return comparison.difference is not None and abs(comparison.difference) > smallest
 
 
-def _withheld(comparison: Comparison, smallest: float) -> Comparison:
-  """Adds a note on the guard of few seeds (see t2x.sweeps.learn_or_not)."""
-  note = f'{comparison.pairs} seeds are too few for a verdict'
-  if math.isfinite(smallest):
-    note = (
-      f'withheld: with {comparison.pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the '
-      'range over the seeds of others'
-    )
-  return dataclasses.replace(comparison, note='; '.join(filter(None, [comparison.note, note])))
+def _few_seeds(pairs: int, smallest: float) -> str:
+  """Describes the guard of few seeds (see t2x.sweeps.learn_or_not)."""
+  if not math.isfinite(smallest):
+    return f'{pairs} seeds are too few for a verdict'
+  return f'with {pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the range over the seeds of others'
 
 
 def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int | None:

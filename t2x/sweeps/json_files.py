@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from t2x.base.errors import UserError, first_line, printable
+from t2x.base.files import write_atomically
 
 T = TypeVar('T')
 # Annotation of text with newlines; all other text is a single line.
@@ -69,6 +70,13 @@ def read_json(path: Path) -> Any:
   except (ValueError, RecursionError) as error:
     reason = printable(first_line(error)) if content.strip() else 'it is empty'
     raise Damaged(f'{path} is damaged: {reason}') from error
+
+
+def write_json(path: Path, content: Any) -> None:
+  """Writes a dataclass as a JSON file; creates its folder."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  text = json.dumps(dataclasses.asdict(content), indent=1, ensure_ascii=False) + '\n'
+  write_atomically(path, text.encode())
 
 
 def dataclass_from_json(kind: type[T], content: Any, path: Path) -> T:

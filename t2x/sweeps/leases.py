@@ -11,7 +11,6 @@ the processes that died since the last checkpoint.
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import socket
@@ -21,10 +20,9 @@ from pathlib import Path
 import filelock
 
 from t2x.base.errors import UserError
-from t2x.base.files import write_atomically
 from t2x.base.signals import exit_on_signals
 from t2x.base.terminal import print_final_line
-from t2x.sweeps.json_files import Damaged, dataclass_from_json, read_json
+from t2x.sweeps.json_files import Damaged, dataclass_from_json, read_json, write_json
 
 # Environment variable with the seconds without a sign of life after which a trial is taken over.
 SECONDS = 'T2X_LEASE_SECONDS'
@@ -160,7 +158,7 @@ def _step(run: Path) -> int:
 
 
 def _write(run: Path, attempt: Attempt) -> None:
-  write_atomically(run / _ATTEMPT, json.dumps(dataclasses.asdict(attempt)).encode())
+  write_json(run / _ATTEMPT, attempt)
 
 
 def _read(run: Path) -> Attempt | None:

@@ -10,7 +10,7 @@ from t2x import config as config_lib
 from t2x.base.errors import UserError, error_line
 from t2x.base.ranges import TRIAL_SEED
 from t2x.experiments import read_config
-from t2x.sweeps.arms import Arm, plain, shown
+from t2x.sweeps.arms import Arm, shown
 from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.evaluated import evaluated
@@ -223,7 +223,7 @@ class _Resolved:
   def trial(self, arm: Arm, seed: int, folder: str, unused: tuple[str, ...]) -> Trial:
     return Trial(
       variant=arm.variant,
-      point={name: plain(value) for name, value in arm.point.items()},
+      point=arm.plain_point,
       seed=seed,
       identity=self.identity,
       folder=folder,

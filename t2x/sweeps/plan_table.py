@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from t2x.base.text_table import text_table
-from t2x.sweeps.choices import Tuning
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct, groups_of
+from t2x.sweeps.tune import Tuning
 from t2x.train.logs.flops import CONVENTION
 
 # Assumed speed of training relative to a matrix product, before any trial has finished.

@@ -7,14 +7,19 @@ OUT/trials/ID/trial.json  written when the trial ends
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from t2x.base.errors import UserError
-from t2x.base.files import write_atomically
-from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, is_number, read_json
+from t2x.sweeps.json_files import (
+  Damaged,
+  Lines,
+  dataclass_from_json,
+  is_number,
+  read_json,
+  write_json,
+)
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.published import Published
 
@@ -206,8 +211,7 @@ def is_usable(value: Any) -> bool:
 
 def write_plan(folder: Path, plan: Plan) -> None:
   """Writes OUT/NAME/sweep.json."""
-  folder.mkdir(parents=True, exist_ok=True)
-  _write(folder / 'sweep.json', dataclasses.asdict(plan))
+  write_json(folder / 'sweep.json', plan)
 
 
 def read_plan(folder: Path) -> Plan:
@@ -235,7 +239,7 @@ def read_plan(folder: Path) -> Plan:
 def write_outcome(run: Path, outcome: Outcome) -> None:
   """Writes OUT/trials/ID/trial.json. If `made_by` is empty, it is set to that of this process."""
   made_by = outcome.made_by or origin()
-  _write(run / 'trial.json', dataclasses.asdict(dataclasses.replace(outcome, made_by=made_by)))
+  write_json(run / 'trial.json', dataclasses.replace(outcome, made_by=made_by))
 
 
 def read_outcome(run: Path) -> Outcome | None:
@@ -257,7 +261,3 @@ def usable_outcome(run: Path) -> Outcome | None:
     return read_outcome(run)
   except Damaged:
     return None
-
-
-def _write(path: Path, content: Any) -> None:
-  write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + '\n').encode())

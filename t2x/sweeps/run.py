@@ -13,7 +13,6 @@ import jax
 
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
-from t2x.sweeps.choices import Tuning, write_tuning
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan_table import groups_table, plan_table, withheld
@@ -40,6 +39,7 @@ from t2x.sweeps.stages import Stage, StageName, confirm_stage, folder_of, stages
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import Sweep, read_sweep
 from t2x.sweeps.timing import cores
+from t2x.sweeps.tune import Tuning, write_tuning
 
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
 _MAX_PROCESSES = 8

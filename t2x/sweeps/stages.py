@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from t2x.sweeps.choices import Tuning, read_tuning
+from t2x.base.errors import UserError
 from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import tuning_table
 from t2x.sweeps.records import Plan
-from t2x.sweeps.sweep import Sweep
+from t2x.sweeps.sweep import FEWEST, Sweep
+from t2x.sweeps.tune import Tuning, read_tuning
 from t2x.sweeps.tuning import TuningPlan, extended, plan_tuning, tuned_arms
 
 StageName = Literal['', 'tune', 'untuned', 'confirm']
@@ -49,7 +50,7 @@ def folder_of(out: Path, name: str, stage: str) -> Path:
   return out / (f'{name}-{stage}' if stage else name)
 
 
-def stages(sweep: Sweep, out: Path, measure: StepSeconds) -> Iterator[Stage]:
+def stages(sweep: Sweep, out: Path, measure: StepSeconds | None) -> Iterator[Stage]:
   """Yields the stages of a sweep. The trials of each must have ended before the next one is requested.
 
   Args:
@@ -80,22 +81,53 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds) -> Iterator[Stage]:
   yield Stage('untuned', plan, configs, notes[:1])
 
 
-def confirm_stage(sweep: Sweep, out: Path, measure: StepSeconds, num_seeds: int | None) -> Stage:
-  """Returns the stage that repeats the variants that help or hurt.
+def confirm_stage(
+  sweep: Sweep, out: Path, measure: StepSeconds | None, num_seeds: int | None
+) -> Stage:
+  """Returns the stage that repeats the variants that help or hurt with fresh seeds.
+
+  The differences with which variants were selected are too large on average. Fresh seeds give estimates without
+  this bias, and tests with a correction for the few candidates only.
 
   Args:
     sweep: the sweep.
     out: output folder with the results of the sweep.
     measure: as for `make_plan`.
-    num_seeds: number of fresh seeds; None: the number of seeds of the sweep.
+    num_seeds: number of fresh seeds, which follow those of the results; None: the number of seeds of the sweep.
+
+  Raises:
+    UserError: the sweep has not ended, or no variant helps or hurts.
   """
   # Reads the report, which requires an extra.
-  from t2x.sweeps.confirm import confirmation, keep
+  from t2x.sweeps.report import read_results
 
   folder = folder_of(out, sweep.name, '')
-  fresh, candidates = confirmation(sweep, folder, num_seeds)
-  arms = None if sweep.tune is None else tuned_arms(fresh, read_tuning(folder))
-  return Stage('confirm', *keep(*make_plan(fresh, measure, arms=arms), candidates))
+  results = read_results(folder)
+  if results.ended < len(results.entries):
+    raise UserError(f'{folder}: {results.progress()}: run `t2x sweep` before --confirm')
+  rows = [row for row in results.rows if row.verdict in ('helps', 'hurts')]
+  if not rows:
+    raise UserError(f'{folder}: no variant helps or hurts, so that there is nothing to confirm')
+  first = 1 + max(trial.seed for trial in results.plan.trials)
+  count = num_seeds or len(sweep.seed_list)
+  # More seeds of the baseline have an effect only among many candidates at a point.
+  most = max(sum(row.point == point for row in rows) for point in range(len(results.points)))
+  unbalanced = most >= FEWEST and (sweep.baseline_seeds or 0) > count
+  fresh = dataclasses.replace(
+    sweep,
+    only=tuple(dict.fromkeys(row.variant for row in rows)),
+    seeds=tuple(range(first, first + count)),
+    max_seeds=None,
+    baseline_seeds=sweep.baseline_seeds if unbalanced else None,
+  )
+  cells = [
+    (name, results.points[row.point]) for row in rows for name in (row.variant, sweep.baseline)
+  ]
+  arms = fresh.arms() if sweep.tune is None else tuned_arms(fresh, read_tuning(folder))
+  plan, configs = make_plan(
+    fresh, measure, arms=[arm for arm in arms if (arm.variant, arm.plain_point) in cells]
+  )
+  return Stage('confirm', dataclasses.replace(plan, name=f'{plan.name}-confirm'), configs)
 
 
 def _overview(sweep: Sweep, planned: TuningPlan) -> str:

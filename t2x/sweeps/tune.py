@@ -1,15 +1,18 @@
-"""`Sweep.tune`: a hyperparameter that is tuned for each variant before the variants are compared."""
+"""`Sweep.tune`, a hyperparameter that is tuned for each variant before they are compared, and OUT/NAME/tuning.json."""
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Range, Text
+from t2x.sweeps.json_files import Damaged, dataclass_from_json, is_number, read_json, write_json
 
 # Far above the seeds of the comparison, so that more of them can be added.
 FIRST_SEED = 1_000_000
+_FILE = 'tuning.json'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,95 @@ class Tune:
         return
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+  """Results of a value of the tuned parameter.
+
+  Attributes:
+    value: the value.
+    mean: mean metric of the tuning seeds that finished; None without any.
+    n: number of these seeds.
+    metrics: metric by seed.
+    diverged: number of seeds that diverged or did not learn.
+    failed: number of seeds that failed, or cannot run.
+  """
+
+  value: Any
+  mean: float | None
+  n: int
+  metrics: Mapping[str, float]
+  diverged: int = 0
+  failed: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+  """Tuned value of a variant at a point of the grid.
+
+  Attributes:
+    point: values of the grid by axis, as in `Trial`.
+    parameter: the tuned parameter.
+    own: value of the variant without tuning.
+    chosen: the tuned value.
+    edge: whether the tuned value is the smallest or the largest one that was tried; '' if neither, or if no value
+      beyond it is valid (a rate of 0).
+    tried: results of the values, in increasing order.
+  """
+
+  variant: str
+  point: Mapping[str, Any]
+  parameter: str
+  own: Any
+  chosen: Any
+  edge: Literal['', 'smallest', 'largest']
+  tried: tuple[Tried, ...]
+
+  @property
+  def problem(self) -> str:
+    """Why the variant is not tuned; '' if it is."""
+    return f'the best {self.parameter} is the {self.edge} tried' if self.edge else ''
+
+  @property
+  def note(self) -> str:
+    """Remark on a value that was not chosen from results; '' without one."""
+    return '' if any(item.n for item in self.tried) else 'no tuning trial finished: own value'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+  """Content of tuning.json, a function of the outcomes of the tuning trials.
+
+  Attributes:
+    metric: metric of the choice.
+    goal: whether a lower ('min') or a higher ('max') metric is better.
+    seeds: tuning seeds.
+    keep: share of the values that is kept after each round (Tune.keep).
+    trials: number of tuning trials.
+    choices: tuned values, in the order of the plan.
+  """
+
+  metric: str
+  goal: Literal['min', 'max']
+  seeds: tuple[int, ...]
+  keep: float
+  trials: int
+  choices: tuple[Choice, ...]
+
+  def of(self, variant: str, point: Mapping[str, Any]) -> Choice | None:
+    """Returns the choice of a variant at a point of the grid; None if it was not tuned."""
+    matches = (c for c in self.choices if (c.variant, dict(c.point)) == (variant, dict(point)))
+    return next(matches, None)
+
+  def problem_of(self, variant: str, baseline: str, point: Mapping[str, Any]) -> str:
+    """Returns why there is no verdict on a variant: it or its baseline is not tuned; '' if both are."""
+    own, other = self.of(variant, point), self.of(baseline, point)
+    if own is not None and own.problem:
+      return f'not tuned: {own.problem}'
+    return (
+      f'{baseline} is not tuned: {other.problem}' if other is not None and other.problem else ''
+    )
+
+
 def _beyond(inner: int | float, outer: int | float) -> int | float:
   """Continues a geometric sequence, or an arithmetic one if it contains 0 or changes its sign."""
   if inner * outer > 0:
@@ -108,3 +200,26 @@ def _multiple(own: int | float, factor: float) -> int | float:
     return own
   product = float(f'{own * factor:.12g}')
   return int(product) if isinstance(own, int) and product.is_integer() else product
+
+
+def write_tuning(folder: Path, tuning: Tuning) -> None:
+  """Writes OUT/NAME/tuning.json."""
+  write_json(folder / _FILE, tuning)
+
+
+def read_tuning(folder: Path) -> Tuning:
+  """Reads OUT/NAME/tuning.json.
+
+  Raises:
+    UserError: the file does not exist or is damaged.
+  """
+  path = folder / _FILE
+  try:
+    tuning = dataclass_from_json(Tuning, read_json(path), path)
+  except FileNotFoundError:
+    raise UserError(f'there is no {path}: run `t2x sweep` to write it') from None
+  for number, choice in enumerate(tuning.choices):
+    values = [choice.own, choice.chosen, *(item.value for item in choice.tried)]
+    if not all(map(is_number, values)):
+      raise Damaged(f'{path} is damaged: choices[{number}] has a value that is not a number')
+  return tuning

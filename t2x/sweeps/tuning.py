@@ -1,21 +1,115 @@
-"""Plans the tuning trials of a sweep (`Sweep.tune`), and the trials at the tuned values."""
+"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses the tuned values, and plans the trials at these values."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
-from t2x.sweeps.arms import Arm, plain
+from t2x.sweeps.arms import Arm
 from t2x.sweeps.budgets import first_parameter, parameters_of
-from t2x.sweeps.choices import Cell, Tuning
 from t2x.sweeps.plan import Inspect, StepSeconds, arm_problems, make_plan, read_base
-from t2x.sweeps.records import Plan, Trial, usable_outcome
+from t2x.sweeps.records import Outcome, Plan, Trial, judge, usable_outcome
 from t2x.sweeps.sweep import Sweep
-from t2x.sweeps.tune import Tune
+from t2x.sweeps.tune import Choice, Tried, Tune, Tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """Tuning trials of a variant at a point of the grid.
+
+  Attributes:
+    own: value of the variant without tuning.
+    trials: the trials by value and seed.
+    accepts: whether a value of the parameter is valid.
+  """
+
+  variant: str
+  point: Mapping[str, Any]
+  parameter: str
+  own: int | float
+  trials: Mapping[int | float, Mapping[int, Trial]]
+  accepts: Callable[[int | float], bool] = lambda value: True
+
+  def schedule(
+    self, tune: Tune, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]
+  ) -> tuple[list[Trial], Choice | None]:
+    """Returns the trials of all rounds up to the first unfinished round, and the choice if all have ended."""
+    remaining, scheduled = sorted(self.trials), list[Trial]()
+    tried: dict[int | float, Tried] = {}
+    for count, seed in zip(tune.sizes(len(remaining)), tune.seed_list, strict=False):
+      remaining = self._best(remaining, tried, plan)[:count]
+      scheduled += [self.trials[value][seed] for value in remaining]
+      outcomes = {trial.folder: outcome_of(trial) for trial in scheduled if not trial.problem}
+      if None in outcomes.values():
+        return scheduled, None
+      for value in self.trials:
+        own = [trial for trial in scheduled if trial is self.trials[value].get(trial.seed)]
+        tried[value] = _tried(value, plan, own, outcomes)
+    best = self._best(remaining, tried, plan)[0]
+    chosen = best if tried[best].n else self.own
+    return scheduled, Choice(
+      variant=self.variant,
+      point=self.point,
+      parameter=self.parameter,
+      own=self.own,
+      chosen=chosen,
+      edge=self._edge(chosen),
+      tried=tuple(tried[value] for value in sorted(tried)),
+    )
+
+  def _edge(self, chosen: int | float) -> Literal['', 'smallest', 'largest']:
+    if chosen == min(self.trials) and self.accepts(_next(chosen, -math.inf)):
+      return 'smallest'
+    if chosen == max(self.trials) and self.accepts(_next(chosen, math.inf)):
+      return 'largest'
+    return ''
+
+  def _best(
+    self, values: Sequence[int | float], tried: Mapping[int | float, Tried], plan: Plan
+  ) -> list[int | float]:
+    """Sorts values: those with fewer diverged and failed seeds first, then by the mean, then the own value."""
+    sign = 1 if plan.goal == 'min' else -1
+
+    def rank(value: int | float) -> tuple[Any, ...]:
+      result = tried.get(value)
+      if result is None:
+        return (0,)
+      mean = math.inf if result.mean is None else sign * result.mean
+      return result.diverged + result.failed, mean, value != self.own
+
+    return sorted(values, key=rank)
+
+
+def _next(value: int | float, direction: float) -> int | float:
+  """Returns the next number in a direction."""
+  if isinstance(value, int):
+    return value + int(math.copysign(1, direction))
+  return math.nextafter(value, direction)
+
+
+def _tried(
+  value: int | float,
+  plan: Plan,
+  trials: Sequence[Trial],
+  outcomes: Mapping[str, Outcome | None],
+) -> Tried:
+  metrics: dict[str, float] = {}
+  lost = {'diverged': 0, 'failed': 0}
+  for trial in trials:
+    outcome = outcomes.get(trial.folder)
+    status = 'failed' if outcome is None else judge(plan, outcome)[0]
+    if outcome is not None and status == 'finished':
+      metrics[str(trial.seed)] = float(outcome.metrics[plan.metric])
+    else:
+      lost[status] += 1
+  mean = statistics.fmean(metrics.values()) if metrics else None
+  return Tried(value=value, mean=mean, n=len(metrics), metrics=metrics, **lost)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +219,7 @@ def plan_tuning(
   plan = dataclasses.replace(plan, name=f'{plan.name}-tune', tuning='trials')
   cells = []
   for arm, name, own in tuned:
-    point, trials = _point(arm), dict[Any, dict[int, Trial]]()
+    point, trials = arm.plain_point, dict[Any, dict[int, Trial]]()
     for trial in plan.trials:
       if (trial.variant, trial.point) == (arm.variant, point):
         trials.setdefault(trial.tuned[name], {})[trial.seed] = trial
@@ -173,7 +267,7 @@ def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
     UserError: a variant was not tuned.
   """
   for arm in sweep.arms():
-    choice = tuning.of(arm.variant, _point(arm))
+    choice = tuning.of(arm.variant, arm.plain_point)
     if choice is None:
       raise UserError(f"variant '{arm.title}' was not tuned: run `t2x sweep {sweep.file}` first")
     yield arm.at(choice.parameter, choice.chosen)
@@ -183,10 +277,6 @@ def _tune(sweep: Sweep) -> Tune:
   if sweep.tune is None:
     raise ValueError('the sweep has no Sweep.tune')
   return sweep.tune
-
-
-def _point(arm: Arm) -> dict[str, Any]:
-  return {name: plain(value) for name, value in arm.point.items()}
 
 
 def _accepts(arm: Arm, name: str, base: config_lib.Config, value: int | float) -> bool:

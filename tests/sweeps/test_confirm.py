@@ -1,5 +1,6 @@
 """`t2x sweep --confirm`: the candidates with fresh seeds."""
 
+import collections
 import dataclasses
 import json
 
@@ -8,64 +9,31 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.cli import main
-from t2x.sweeps.confirm import confirmation, keep
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.records import (
   Outcome,
-  Plan,
-  Trial,
   read_outcome,
   read_plan,
   write_outcome,
   write_plan,
 )
-from t2x.sweeps.sweep import Sweep, read_sweep
+from t2x.sweeps.stages import confirm_stage
+from t2x.sweeps.sweep import read_sweep
 
 TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
-EFFECTS = {'gelu': 0.0, 'relu': -1.0, 'gated': 0.0}
-SWEEP = Sweep(
-  base='base.gin', variants={name: {} for name in EFFECTS}, baseline='gelu', max_seeds=9
-)
 
 
-def finish(folder, plan, effects=None):
-  """Writes outcomes: relu has a lower loss, except with three layers."""
+def finish(folder, plan):
+  """Writes outcomes: all variants except the baseline have a lower loss, except with three layers."""
   write_plan(folder, plan)
+  names = [*dict.fromkeys(trial.variant for trial in plan.trials)]
   for trial in plan.trials:
-    noise = np.random.default_rng(
-      [trial.seed, [*(effects or EFFECTS)].index(trial.variant)]
-    ).normal()
-    effect = 0.0 if trial.point.get('layers') == 3 else (effects or EFFECTS)[trial.variant]
-    outcome = Outcome(status='finished', metrics={'loss': 3 + effect + 0.05 * noise})
+    noise = np.random.default_rng([trial.seed, names.index(trial.variant)]).normal()
+    same = trial.variant == plan.baseline or trial.point.get('Stack.num_layers') == 3
+    outcome = Outcome(status='finished', metrics={'loss': 3 - (not same) + 0.05 * noise})
     run = folder.parent / 'trials' / trial.folder
     run.mkdir(parents=True, exist_ok=True)
     write_outcome(run, outcome)
-
-
-def made_up(seeds, variants=tuple(EFFECTS), layers=(2, 3)):
-  trials = tuple(
-    Trial(
-      variant=variant,
-      point={'layers': depth},
-      seed=seed,
-      identity=f'{variant}{depth}',
-      folder=f'{variant}{depth}-{seed}',
-    )
-    for depth in layers
-    for variant in variants
-    for seed in seeds
-  )
-  return Plan(
-    name='study',
-    baseline='gelu',
-    metric='loss',
-    goal='min',
-    matched='',
-    config='',
-    versions={},
-    commit='',
-    trials=trials,
-  )
 
 
 def test_candidates_get_fresh_seeds_and_a_report_of_their_own(
@@ -95,40 +63,48 @@ def test_candidates_get_fresh_seeds_and_a_report_of_their_own(
   ]
 
 
-def test_only_the_points_at_which_a_variant_is_a_candidate_run_again(tmp_path):
-  finish(tmp_path / 'study', made_up(range(5)))
-  fresh, cells = confirmation(SWEEP, tmp_path / 'study')
-  assert (fresh.only, fresh.seed_list, fresh.max_seeds) == (('relu',), (5, 6, 7, 8, 9), None)
-  plan = made_up(fresh.seed_list, ('gelu', 'relu'))
-  confirmed, configs = keep(plan, {trial.folder: 'config' for trial in plan.trials}, cells)
-  assert confirmed == dataclasses.replace(
-    made_up(fresh.seed_list, ('gelu', 'relu'), layers=(2,)), name='study-confirm'
+def test_only_the_points_at_which_a_variant_is_a_candidate_run_again(sweep_file, tmp_path):
+  sweep = read_sweep(
+    sweep_file(TWO, extra="  max_seeds = 9\n  grid = {'Stack.num_layers': [2, 3]}\n"),
+    ['Sweep.seeds=5'],
   )
-  assert configs.keys() == {trial.folder for trial in confirmed.trials}
+  finish(tmp_path / 'study', make_plan(sweep)[0])
+  stage = confirm_stage(sweep, tmp_path, None, None)
+  cells = [(t.variant, t.point['Stack.num_layers'], t.seed) for t in stage.plan.trials]
+  assert cells == [(name, 2, seed) for name in ('gelu', 'relu') for seed in range(5, 10)]
+  assert (stage.plan.name, stage.plan.max_seeds) == ('study-confirm', None)
+  assert stage.configs.keys() == {trial.folder for trial in stage.plan.trials}
 
 
-def test_many_candidates_keep_the_seeds_of_the_baseline(tmp_path):
-  effects = {'gelu': 0.0} | {f'v{i}': -1.0 for i in range(8)}
-  sweep = Sweep(
-    base='b.gin', variants={name: {} for name in effects}, baseline='gelu', baseline_seeds=20
+@pytest.mark.parametrize(('others', 'seeds', 'of_baseline'), [(8, 8, 20), (8, 20, 20), (3, 8, 8)])
+def test_many_candidates_keep_the_seeds_of_the_baseline(
+  sweep_file, tmp_path, others, seeds, of_baseline
+):
+  rates = {f'v{i}': {'Cosine.peak': 1e-3 * (i + 2)} for i in range(8)}
+  sweep = read_sweep(
+    sweep_file(str({'gelu': {}} | rates), extra='  baseline_seeds = 20\n'), ['Sweep.seeds=5']
   )
-  finish(tmp_path / 'study', made_up(range(5), tuple(effects), layers=(2,)), effects)
-  fresh, _ = confirmation(sweep, tmp_path / 'study', 8)
-  assert fresh.seed_list == tuple(range(5, 13)) and len(fresh.seeds_of('gelu')) == 20
-  assert confirmation(sweep, tmp_path / 'study', 20)[0].baseline_seeds is None
-  finish(tmp_path / 'study', made_up(range(5), tuple(effects)[:4], layers=(2,)), effects)
-  assert confirmation(sweep, tmp_path / 'study', 8)[0].baseline_seeds is None
+  plan, _ = make_plan(sweep)
+  names = ['gelu', *rates][: 1 + others]
+  trials = tuple(trial for trial in plan.trials if trial.variant in names)
+  finish(tmp_path / 'study', dataclasses.replace(plan, trials=trials))
+  confirmed = confirm_stage(sweep, tmp_path, None, seeds).plan.trials
+  counts = collections.Counter(trial.variant for trial in confirmed)
+  assert counts == dict.fromkeys(names, seeds) | {'gelu': of_baseline}
+  assert min(trial.seed for trial in confirmed) == 20
 
 
-def test_nothing_to_confirm_is_an_error(tmp_path):
-  finish(tmp_path / 'study', made_up(range(5)))
-  outcome = tmp_path / 'trials' / 'gelu2-0' / 'trial.json'
-  outcome.unlink()
-  with pytest.raises(UserError, match=r'29 of 30 trials ended.*before --confirm'):
-    confirmation(SWEEP, tmp_path / 'study')
-  finish(tmp_path / 'study', made_up(range(5), layers=(3,)))
+def test_nothing_to_confirm_is_an_error(sweep_file, tmp_path):
+  sweep = read_sweep(
+    sweep_file(TWO, extra="  grid = {'Stack.num_layers': [3]}\n"), ['Sweep.seeds=5']
+  )
+  plan, _ = make_plan(sweep)
+  finish(tmp_path / 'study', plan)
   with pytest.raises(UserError, match='no variant helps or hurts'):
-    confirmation(SWEEP, tmp_path / 'study')
+    confirm_stage(sweep, tmp_path, None, None)
+  (tmp_path / 'trials' / plan.trials[0].folder / 'trial.json').unlink()
+  with pytest.raises(UserError, match=r'9 of 10 trials ended.*before --confirm'):
+    confirm_stage(sweep, tmp_path, None, None)
 
 
 def test_an_engine_runs_the_trials_of_the_confirmation(sweep_file, tmp_path, monkeypatch):

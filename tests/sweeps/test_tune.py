@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.sweeps.choices import Cell, read_tuning, write_tuning
-from t2x.sweeps.choices import Tuning as TuningFile
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.records import Outcome, Plan, Trial
 from t2x.sweeps.sweep import Sweep
-from t2x.sweeps.tune import FIRST_SEED, Tune
+from t2x.sweeps.tune import FIRST_SEED, Tune, read_tuning, write_tuning
+from t2x.sweeps.tune import Tuning as TuningFile
+from t2x.sweeps.tuning import Cell
 
 VALUES = (1e-4, 1e-3, 1e-2, 1e-1)
 PLAN = Plan(

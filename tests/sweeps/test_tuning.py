@@ -5,13 +5,12 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
-from t2x.sweeps.choices import write_tuning
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table, tuning_table
 from t2x.sweeps.records import Outcome, write_outcome, write_plan
 from t2x.sweeps.stages import confirm_stage, stages
 from t2x.sweeps.sweep import read_sweep
-from t2x.sweeps.tune import FIRST_SEED
+from t2x.sweeps.tune import FIRST_SEED, write_tuning
 from t2x.sweeps.tuning import plan_tuning
 from tests.sweeps.conftest import BASE
 

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from t2x.base.files import write_atomically
-from t2x.sweeps.json_files import dataclass_from_json, read_json
+from t2x.sweeps.json_files import dataclass_from_json, read_json, write_json
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.statistics import ALPHA
 
@@ -140,8 +139,7 @@ def record_look(folder: Path, plan: Plan) -> None:
     return
   date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   looks.append(dataclasses.replace(look, date=date))
-  text = json.dumps(dataclasses.asdict(Looks(tuple(looks))), indent=1) + '\n'
-  write_atomically(folder / _FILE, text.encode())
+  write_json(folder / _FILE, Looks(tuple(looks)))
 
 
 def level_of(plan: Plan, looks: Sequence[Look]) -> Level:

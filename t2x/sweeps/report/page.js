@@ -72,7 +72,7 @@ function fillProvenance() {
 }
 
 for (const fill of [fillHeader, fillTexts, fillTuning, fillPublished, fillScaling, fillFailures, fillProvenance]) fill();
-choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ...(data.margin === null ? [] : [['same', 'same']]), ['inconclusive', 'inconclusive'], ...(data.tuning ? [['withheld', 'withheld']] : []), ['diverged', 'with diverged seeds']]);
+choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ...(data.margin === null ? [] : [['same', 'same']]), ['inconclusive', 'inconclusive'], ...(data.rows.some((row) => row.verdict === 'withheld') ? [['withheld', 'withheld']] : []), ['diverged', 'with diverged seeds']]);
 choices(byId('point'), [['', 'all'], ...data.points.map((name, index) => [String(index), name])]);
 byId('point-label').hidden = data.points.length < 2;
 choices(byId('curve-metric'), data.curves.metrics.map((name) => [name, `${name.slice(name.indexOf('/') + 1)} (${name.split('/', 1)[0]})`]));

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.sweeps.choices import Tuning, read_tuning
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.examples import read_examples
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines
@@ -17,6 +16,7 @@ from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outc
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
+from t2x.sweeps.tune import Tuning, read_tuning
 
 ENDED = ('finished', 'diverged', 'failed')
 # Costs for the comparison with quality and for Pareto fronts, and their names in reports.
@@ -73,7 +73,6 @@ class Row:
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
     ranks: rank at each seed of `Ranking.ranks`; None without any.
     note: remarks, such as the number of failed seeds; '' without any.
-    withheld: why there is no verdict: the variant or its baseline is not tuned; '' otherwise.
   """
 
   variant: str
@@ -85,14 +84,19 @@ class Row:
   fronts: Mapping[str, bool]
   ranks: tuple[int, ...] | None
   note: str
-  withheld: str = ''
 
   @property
   def verdict(self) -> str:
-    """'baseline', the verdict of the comparison, or 'withheld'."""
-    if self.comparison is None:
-      return 'baseline'
-    return 'withheld' if self.withheld else self.comparison.verdict
+    """'baseline', or the verdict of the comparison."""
+    return 'baseline' if self.comparison is None else self.comparison.verdict
+
+  def without_verdict(self, reason: str) -> 'Row':
+    """Returns the row with its verdict withheld for a reason; '' changes nothing."""
+    if not reason:
+      return self
+    comparison = self.comparison and self.comparison.without_verdict(reason)
+    note = '; '.join(filter(None, [reason, self.note]))
+    return dataclasses.replace(self, comparison=comparison, note=note)
 
   def count(self, status: str) -> int:
     """Returns the number of trials with this status."""
@@ -197,9 +201,8 @@ def read_results(folder: Path) -> Results:
     untuned = _read(own, read_plan(own), results.level)
   tuning = read_tuning(folder)
   rows = [
-    dataclasses.replace(row, withheld=reason, note='; '.join(filter(None, [reason, row.note])))
+    row.without_verdict(tuning.problem_of(row.variant, plan.baseline, results.points[row.point]))
     for row in results.rows
-    for reason in [tuning.problem_of(row.variant, plan.baseline, results.points[row.point])]
   ]
   return dataclasses.replace(results, tuning=tuning, untuned=untuned, rows=rows)
 

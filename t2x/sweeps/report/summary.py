@@ -41,7 +41,8 @@ def sentence(results: Results) -> str:
       f'{counts["same"]} {"is" if counts["same"] == 1 else "are"} the same (within {plan.margin:g})'
     )
   parts.append(f'for {counts["inconclusive"]} the data cannot tell (inconclusive)')
-  reasons = collections.Counter(row.withheld for row in compared if row.withheld)
+  withheld = (row.comparison.withheld for row in compared if row.comparison)
+  reasons = collections.Counter(filter(None, withheld))
   parts += [f'for {count} the verdict is withheld ({reason})' for reason, count in reasons.items()]
   before = 'Against' if results.ended == len(results.entries) else 'So far, against'
   return (
@@ -57,7 +58,7 @@ def _single(results: Results, row: Row) -> str:
   verdict = {
     'same': f'is the same (within {plan.margin or 0:g})',
     'inconclusive': 'is inconclusive (the data cannot tell)',
-    'withheld': f'has no verdict ({row.withheld})',
+    'withheld': f'has no verdict ({comparison.withheld if comparison else ""})',
   }.get(row.verdict, row.verdict)
   size = ''
   if comparison is not None and comparison.difference is not None:

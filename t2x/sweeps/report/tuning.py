@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from t2x.sweeps.choices import Choice, Tried
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.report.summary import label
 from t2x.sweeps.statistics import summarise
+from t2x.sweeps.tune import Choice, Tried
 
 
 def tuning_data(results: Results) -> dict[str, Any] | None:

@@ -67,8 +67,7 @@ def test_reasons_without_a_verdict_are_in_the_sentence(sweep):
   results = read_results(sweep())
   reason = 'not tuned: the best Cosine.peak is the largest tried'
   rows = [
-    dataclasses.replace(row, withheld=reason if row.variant in ('geglu', 'relu') else '')
-    for row in results.rows
+    row.without_verdict(reason if row.variant in ('geglu', 'relu') else '') for row in results.rows
   ]
   assert [row.verdict for row in rows] == [
     'baseline', 'withheld', 'hurts', 'withheld', 'inconclusive',
