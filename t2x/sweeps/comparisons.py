@@ -108,6 +108,7 @@ def compare(
   )
   baselines = int(groups.max()) + 1
   smallest = smallest_differences(_differences(planned), baselines, level)
+  needed = seeds_without_guard(len(planned), baselines, level)
   wide = float(single_level(shared, level, groups))
   narrow = float(single_level(shared, min(2 * level, 0.5), groups))
   comparisons = []
@@ -128,21 +129,11 @@ def compare(
     verdict = _verdict(comparison, planned[index], goal, rate, level, float(smallest[index]))
     if rate is None and margin is not None and test.is_same(narrow, margin):
       verdict = 'same'
-    more: int | None = 0
-    if verdict == 'inconclusive':
-      more = _more_seeds(test, wide, margin) if rate is None else None
-    comparison = dataclasses.replace(comparison, verdict=verdict, more_seeds=more)
-    if (
-      verdict == 'inconclusive'
-      and _is_significant(comparison, level)
-      and not _is_large(comparison, smallest[index])
-    ):
-      needed = seeds_without_guard(len(planned), baselines, level)
-      comparison = dataclasses.replace(comparison, more_seeds=max(more or 0, needed - test.pairs))
-      comparison = comparison.without_verdict(
-        'too few seeds', _few_seeds(test.pairs, smallest[index])
-      )
-    comparisons.append(comparison)
+    more = _more_seeds(test, wide, margin) if verdict == 'inconclusive' and rate is None else None
+    comparison = dataclasses.replace(
+      comparison, verdict=verdict, more_seeds=more if verdict == 'inconclusive' else 0
+    )
+    comparisons.append(_guarded(comparison, level, float(smallest[index]), needed))
   return comparisons
 
 
@@ -228,11 +219,22 @@ def _is_large(comparison: Comparison, smallest: float) -> bool:
   return comparison.difference is not None and abs(comparison.difference) > smallest
 
 
-def _few_seeds(pairs: int, smallest: float) -> str:
-  """Describes the guard of few seeds (see t2x.sweeps.learn_or_not)."""
-  if not math.isfinite(smallest):
-    return f'{pairs} seeds are too few for a verdict'
-  return f'with {pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the range over the seeds of others'
+def _guarded(comparison: Comparison, level: float, smallest: float, needed: int) -> Comparison:
+  """Withholds a verdict by the guard of few seeds (see t2x.sweeps.learn_or_not), which `needed` seeds have not."""
+  if (
+    comparison.verdict != 'inconclusive'
+    or not _is_significant(comparison, level)
+    or _is_large(comparison, smallest)
+  ):
+    return comparison
+  pairs, note = comparison.pairs, f'{comparison.pairs} seeds are too few for a verdict'
+  if math.isfinite(smallest):
+    note = (
+      f'with {pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the range over the seeds of '
+      'others'
+    )
+  more = max(comparison.more_seeds or 0, needed - pairs)
+  return dataclasses.replace(comparison, more_seeds=more).without_verdict('too few seeds', note)
 
 
 def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int | None:
