@@ -10,7 +10,6 @@ import pytest
 
 import t2x as library
 from t2x.base.errors import UserError
-from t2x.train.evaluation import _Evaluated
 
 
 @pytest.fixture(scope='module')
@@ -72,7 +71,7 @@ def test_generation_and_evaluators_compute_in_the_dtype_of_the_run(run, folder, 
   rounded = library.load(tmp_path / 'run')
   kernel = 'head.out.kernel' if 'head.out.kernel' in rounded.params else 'embedding.table'
   np.testing.assert_array_equal(rounded.params[kernel], run.params[kernel])
-  evaluated = _Evaluated(rounded.inference, 'samples', rounded.params, iter)
+  evaluated = rounded.inference._evaluated('samples', rounded.params, iter)
   for model in (rounded.model, evaluated.model()):
     dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(model)}
     assert dtypes == {'bfloat16', 'float32'}  # Norms keep float32.
