@@ -184,7 +184,11 @@ def assumptions(plan: Plan) -> list[str]:
   assert task is not None  # A variant is complete.
   program = variant.program
   kernels = attention_kernels(
-    program.blueprint.shapes, task, program.trainer.compute_dtype, program.layout
+    program.blueprint.shapes,
+    task,
+    program.trainer.compute_dtype,
+    program.layout,
+    program.batch_size,
   )
   lines = [
     'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '

@@ -15,7 +15,7 @@ All positions of a batch count, padding included; recomputation does not.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -69,9 +69,11 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
     model: the model or its shapes.
   """
   # Traced with one row, whose number of tokens is the sum of the row lengths.
-  jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(
-    _with_dense_kernels(model), task.spec(1)
-  )
+  dense = with_kernels(model, lambda kernel: _CountedDense())
+  for _, module in nnx.iter_modules(dense):
+    if isinstance(module, LogitHead):
+      module.chunk = None  # All logits at once.
+  jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(dense, task.spec(1))
   count = _multiply_adds(jaxpr.jaxpr)
   tokens = sum(row_lengths(task, model).values())
   # Pairs that no attention follows are all visible.
@@ -95,15 +97,13 @@ class _CountedDense(Kernel):
     return jax.jit(attention)(inputs)
 
 
-def _with_dense_kernels(model: nnx.Module) -> nnx.Module:
-  """Returns a copy of the model with dense kernels, and with a head that computes all logits at once."""
+def with_kernels(model: nnx.Module, replace: Callable[[Kernel], Kernel]) -> nnx.Module:
+  """Returns a copy of the model in which `replace` gives the kernel of each attention."""
   copy = jax.tree.map(lambda leaf: leaf, model)
   for _, module in nnx.iter_modules(copy):
-    if isinstance(module, LogitHead):
-      module.chunk = None
     for name, value in list(vars(module).items()):
       if isinstance(value, Kernel):
-        setattr(module, name, _CountedDense())
+        setattr(module, name, replace(value))
   return copy
 
 

@@ -1,5 +1,6 @@
 """Text printed at the start and the end of a run: model, cost, devices, data; results."""
 
+import dataclasses
 import json
 import shlex
 import textwrap
@@ -8,28 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from t2x.base.hyperparameters import in_step
 from t2x.base.text_table import text_table
-from t2x.layers import (
-  AttentionInputs,
-  MultiHeadAttention,
-  Pattern,
-  PositionEncoding,
-  PositionTerms,
-  RowLayout,
-  Tokens,
-)
+from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.layers.attention.kernels import Auto
 from t2x.layers.constraints import Layout
 from t2x.layers.dtypes import Dtypes
-from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
+from t2x.models import Stack
 from t2x.parallel import Mesh, mesh_text
 from t2x.process.gpu_flags import environment_flags
 from t2x.tasks import Task
-from t2x.train.logs.flops import CONVENTION, Flops, peak_flops, row_lengths, step_flops
+from t2x.train.logs.flops import CONVENTION, Flops, peak_flops, step_flops, with_kernels
 from t2x.train.logs.writers import clock, format_value
 from t2x.train.params import Blueprint, ParamInfo
 
@@ -65,64 +57,44 @@ def model_table(module: nnx.Module) -> str:
   return text_table(rows, '<<<<><')
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Recorded(Kernel):
+  """Adds the kernel, as chosen by `Auto` here, and the pattern of an attention to `lines` when it is traced."""
+
+  kernel: Kernel
+  lines: dict[str, None]
+
+  needs_complete_rows = False
+
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return None
+
+  def attend(self, inputs: AttentionInputs) -> jax.Array:
+    text = str(self.kernel)
+    if isinstance(self.kernel, Auto):
+      text = '{} ({})'.format(*self.kernel.choose(inputs))
+    self.lines[f'{text} under {inputs.pattern}'] = None
+    return Dense()(inputs)
+
+
 def attention_kernels(
-  model: nnx.Module, task: Task, dtype: str = 'float32', layout: Layout | None = None
+  model: nnx.Module,
+  task: Task,
+  dtype: str = 'float32',
+  layout: Layout | None = None,
+  batch_size: int = 1,
 ) -> list[str]:
-  """Returns a line for each distinct self-attention: its kernel (as chosen by `Auto` here) and pattern."""
-  lengths, lines = row_lengths(task, model), []
-  for path, body in nnx.iter_modules(model):
-    if not isinstance(body, (Encoder, Decoder)) or not isinstance(body.stack, Stack):
-      continue
-    length = lengths.get(str(path[0]), list(lengths.values())[-1])
-    for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
-      if not isinstance(block, (SublayerBlock, ParallelBlock)):
-        continue
-      encoding = body.encoding if block.encoding is None else block.encoding
-      for name, mixer in block.sublayers.items():
-        if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
-          continue
-        line = str(mixer.kernel)
-        if isinstance(mixer.kernel, Auto):
-          line = _auto_kernel(
-            mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment, layout
-          )
-        line += f' under {pattern}'
-        if line not in lines:
-          lines.append(line)
-  return lines
+  """Returns a line for each distinct attention: its kernel (as chosen by `Auto` here) and pattern."""
+  lines: dict[str, None] = {}
+  blueprint = Blueprint(with_kernels(model, lambda kernel: _Recorded(kernel, lines)))
+  (task, *_) = task.parts.values()
 
+  def forward(params, batch):
+    with in_step(layout=layout):
+      return task.sums(blueprint.model(params, dtype), batch, None)
 
-def _auto_kernel(
-  kernel: Auto,
-  mixer: Any,
-  pattern: Pattern,
-  encoding: PositionEncoding,
-  length: int,
-  dtype: str,
-  one_segment: bool,
-  layout: Layout | None,
-) -> str:
-  """Returns the kernel that Auto chooses for rows of `length` tokens, and the reason."""
-  chosen: list[str] = []
-
-  def choose(stacked):
-    mixer = jax.tree.map(lambda leaf: leaf[0], stacked)
-    q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
-    k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
-    ones = jnp.ones((1, length), jnp.int32)
-    packed = Tokens(ones, ones, layout=RowLayout.PACKED)
-    tokens = Tokens.row(length) if one_segment else packed
-    terms = None
-    if encoding.hooks & {'scores', 'values'}:
-      content = jnp.zeros((1, mixer.num_heads, length, length)) if encoding.reads_content else None
-      terms = PositionTerms(encoding, 1.0, content)
-    scores = mixer.score(q, (q, k), tokens, tokens, 1.0)
-    choice, reason = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
-    chosen.append(f'{choice} ({reason})')
-
-  with in_step(layout=layout):
-    jax.eval_shape(choose, mixer)
-  return chosen[0]
+  jax.eval_shape(forward, blueprint.params(blueprint.shapes), task.spec(batch_size))
+  return list(lines)
 
 
 def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int) -> str:
@@ -137,7 +109,9 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
   model, trainer, task = run.program.blueprint.shapes, run.trainer, run.task
   flops, peak = run.program.flops, peak_flops(run.program)
   epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
-  kernels = attention_kernels(model, task, trainer.compute_dtype, run.program.layout)
+  kernels = attention_kernels(
+    model, task, trainer.compute_dtype, run.program.layout, run.program.batch_size
+  )
   lines = {
     'model': _model(model),
     'FLOPs': f'{_flops(flops)}, {_prefixed(step_flops(run.program))} per step'

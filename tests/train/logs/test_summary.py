@@ -34,13 +34,12 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
-from t2x.train.logs.flops import flops_per_token
+from t2x.train.logs.flops import flops_per_token, row_lengths
 from t2x.train.logs.summary import (
   attention_kernels,
   end_screen,
   model_table,
   parameter_screen,
-  row_lengths,
   sample_text,
   start_screen,
 )
@@ -65,6 +64,7 @@ def parts(kernel=None, **settings):
 
 
 LEARNED = functools.partial(LearnedPositions, max_length=64)
+LONG = functools.partial(LearnedPositions, max_length=4096)
 
 
 def decoder(head=TiedHead, kernel=None, encoding=LEARNED, **settings):
@@ -113,9 +113,9 @@ def test_images_are_counted_in_patches():
 
 def test_the_kernel_chosen_by_auto_is_printed_with_its_reason():
   long = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
-  assert 'Blockwise' in attention_kernels(decoder(), long)[0]
-  assert '4096 x 4096' in attention_kernels(decoder(), long)[0]
-  fixed = attention_kernels(decoder(kernel={'kernel': Dense()}), long)
+  assert 'Blockwise' in attention_kernels(decoder(encoding=LONG), long)[0]
+  assert '4096 x 4096' in attention_kernels(decoder(encoding=LONG), long)[0]
+  fixed = attention_kernels(decoder(encoding=LONG, kernel={'kernel': Dense()}), long)
   assert len(fixed) == 1
   assert fixed[0].startswith('Dense() under')
 
@@ -123,9 +123,11 @@ def test_the_kernel_chosen_by_auto_is_printed_with_its_reason():
 def test_the_kernel_is_chosen_for_rows_with_segments_or_without(monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   task = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
-  assert 'Blockwise' in attention_kernels(decoder(), task, 'bfloat16')[0]
+  assert 'Blockwise' in attention_kernels(decoder(encoding=LONG), task, 'bfloat16')[0]
   task = dataclasses.replace(task, packing=FullRows)
-  assert attention_kernels(decoder(), task, 'bfloat16')[0].startswith("XLA(implementation='cudnn')")
+  assert attention_kernels(decoder(encoding=LONG), task, 'bfloat16')[0].startswith(
+    "XLA(implementation='cudnn')"
+  )
 
 
 class BareRun(TrainingRun):
@@ -137,7 +139,7 @@ class BareRun(TrainingRun):
 class Program:
   """What the screens read of a program."""
 
-  layout = None
+  layout, batch_size = None, 4
 
   def __init__(self, run, model):
     self.run, self.trainer, self.blueprint = run, run.trainer, Blueprint(model)
