@@ -43,11 +43,11 @@ def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **f
   return result.x, State(result.cache, slots)
 
 
-def gradient_bytes(part, width, length):
-  """Temporary memory of the compiled gradient of a causal call with one row."""
+def gradient_bytes(part, width, length, pattern=Causal()):
+  """Temporary memory of the compiled gradient of a call with one row."""
 
   def loss(x):
-    return (applied(part, x, pattern=Causal())[0] ** 2).sum()
+    return (applied(part, x, pattern=pattern)[0] ** 2).sum()
 
   compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, width))).compile()
   return compiled.memory_analysis().temp_size_in_bytes

@@ -66,7 +66,6 @@ MIXERS = {
 }
 # Mixers that follow only the patterns Full() and Causal(), and mixers without probabilities to drop.
 ONLY_CAUSAL_OR_FULL = {'linear', 'performer', 'flow'}
-WITHOUT_DROPOUT = ONLY_CAUSAL_OR_FULL
 ENCODINGS = {
   'shaw': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
   'dense': functools.partial(T5Bias, num_heads=2, bidirectional=True),
@@ -151,17 +150,6 @@ def test_rows_padded_on_the_left_decode_as_single_rows(name):
   tokens = Tokens(jnp.asarray([[4], [3]]), jnp.ones((2, 1), jnp.int32))
   last, _ = run(mixer, step, tokens=tokens, state=state, **settings)
   np.testing.assert_allclose(last[:, 0], jnp.stack([alone[0, 4], alone[1, 3]]), atol=1e-5)
-
-
-@pytest.mark.parametrize('name', [name for name in MIXERS if name not in WITHOUT_DROPOUT])
-def test_dropout_needs_a_key(name):
-  mixer, encoding = build(name, dropout_rate=0.5)
-  y, _ = run(mixer, X, pattern=Full(), encoding=encoding)
-  np.testing.assert_array_equal(y, run(build(name)[0], X, pattern=Full(), encoding=encoding)[0])
-  one, two = (
-    run(mixer, X, pattern=Full(), encoding=encoding, key=jax.random.key(i))[0] for i in (0, 1)
-  )
-  assert not np.allclose(one, two) and not np.allclose(one, y)
 
 
 @pytest.mark.parametrize('name', MIXERS)

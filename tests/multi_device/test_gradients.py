@@ -30,16 +30,19 @@ for name, model, mesh in (
 """
 
 RANDOM_NUMBERS = """
+import sys
+
 from eight_devices import split
 from loss_terms import assert_close, gradient
 from random_rows import EXPERIMENTS, batch_of_rows
 from t2x.parallel import Mesh
 
-for name, mesh, parts in (
-  ('images with MixUp', Mesh(data=8), 1),
+CASES = (
   ('images with MixUp', Mesh(data=2, fsdp=2, tensor=2), 2),
+  ('images with MixUp', Mesh(data=8), 1),
   ('a reversible stack', Mesh(data=2, fsdp=2, context=2), 2),
-):
+)
+for name, mesh, parts in CASES[:int(sys.argv[1])]:
   task, model = EXPERIMENTS[name]()
   batch = batch_of_rows(task)
   one_device, metrics = gradient(task, model, batch)
@@ -57,6 +60,7 @@ def test_gradients_of_several_terms_on_eight_devices_equal_those_on_one():
 
 
 @pytest.mark.slow
-def test_eight_devices_draw_the_random_numbers_of_one():
+@pytest.mark.parametrize('num_cases', [1, pytest.param(3, marks=pytest.mark.nightly)])
+def test_eight_devices_draw_the_random_numbers_of_one(num_cases):
   """With micro-batches, dropout, stochastic depth and MixUp."""
-  run_on_eight_devices(RANDOM_NUMBERS)
+  run_on_eight_devices(RANDOM_NUMBERS, num_cases)

@@ -39,10 +39,9 @@ def test_accumulation_does_not_change_the_gradient_or_the_metrics(name):
   assert len({float(weights[part::4].sum()) for part in range(4)}) > 1
   whole, metrics = gradient(task, model, batch)
   assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(whole)) > 1e-3
-  for parts in (2, 4):
-    accumulated, same = gradient(task, model, batch, parts)
-    assert_close(accumulated, whole)
-    assert_close(same, metrics)
+  accumulated, same = gradient(task, model, batch, 4)
+  assert_close(accumulated, whole)
+  assert_close(same, metrics)
 
 
 def layers(model, x, tokens):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import applied
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -19,10 +19,7 @@ from t2x.layers import (
   FullBias,
   LocalBias,
   NoBias,
-  Prefix,
-  Source,
   Tokens,
-  Window,
   normal,
 )
 
@@ -176,51 +173,6 @@ def test_gradients_match_the_sum_over_pairs(name, pattern):
   assert slope == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-  'name', ['conv', *(pytest.param(name, marks=pytest.mark.nightly) for name in ('simple', 'local'))]
-)
-def test_memory_is_linear_in_the_length(name):
-  bias, num_heads = BIASES[name]
-  settings = {'max_length': 512} if name == 'local' else {}
-  mixer = AttentionFree(
-    WIDTH,
-    bias=functools.partial(bias, **settings),
-    num_heads=num_heads,
-    rngs=nnx.Rngs(0),
-  )
-
-  def bytes_at(length):
-    def loss(x):
-      return (applied(mixer, x, pattern=Causal())[0] ** 2).sum()
-
-    compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, WIDTH))).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  assert bytes_at(512) < 2.2 * bytes_at(256)
-
-
-def test_the_state_of_aft_simple_decodes_prompts_with_padding():
-  mixer = build('simple')
-  alone, _ = run(mixer, X[:, :6], pattern=Causal())
-  state = empty(mixer, 2, 9)
-  assert jax.tree.map(jnp.shape, state.cache) == jax.tree.map(
-    jnp.shape, mixer.init_cache(2, 4096, jnp.bfloat16)
-  )
-  prompt = X[:, :4].at[1].set(jnp.roll(X[1, :4], 2, axis=0))
-  tokens = Tokens(jnp.zeros((1, 4), int), jnp.asarray([[1, 1, 1, 0], [0, 0, 1, 1]]))
-  first, state = run(mixer, prompt, pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_allclose(first[0, :3], alone[0, :3], atol=1e-5)
-  np.testing.assert_allclose(first[1, 2:], alone[1, :2], atol=1e-5)
-  before = state.cache
-  tokens = Tokens(jnp.zeros((1, 1), int), jnp.asarray([[0], [1]]))
-  second, state = run(mixer, X[:, 2:3], pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_array_equal(state.cache.values[0], before.values[0])
-  np.testing.assert_allclose(second[1, 0], alone[1, 2], atol=1e-5)
-  tokens = Tokens(jnp.zeros((1, 2), int), jnp.ones((2, 2), int))
-  third, _ = run(mixer, X[:, 3:5], pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_allclose(third, alone[:, 3:5], atol=1e-5)
-
-
 @pytest.mark.parametrize('name', ['local', 'conv', 'full', 'factorised'])
 def test_decoding_with_position_biases_is_refused(name):
   with pytest.raises(UserError, match=r'Bias cannot decode token by token: use NoBias, or an Enc'):
@@ -228,23 +180,7 @@ def test_decoding_with_position_biases_is_refused(name):
 
 
 @pytest.mark.parametrize('name', ONE_SEGMENT)
-def test_all_pairs_refuse_packed_and_long_rows(name):
+def test_all_pairs_refuse_long_rows(name):
   mixer = build(name)
-  with pytest.raises(UserError, match='these rows may hold several segments'):
-    applied(mixer, X, tokens=tokens_of(PACKED))
   with pytest.raises(UserError, match=r'a row of 22 tokens is longer than \w+Bias.max_length = 13'):
     applied(mixer, jnp.concatenate([X, X], axis=1))
-  # A row that is packed in spite of its layout.
-  y, _ = run(mixer, X, tokens=Tokens.row(LENGTH, segments=jnp.asarray(PACKED)))
-  assert jnp.isnan(y).all()
-
-
-@pytest.mark.parametrize('pattern', [Window(3), Causal() | Prefix()], ids=str)
-def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='AttentionFree does not support the pattern'):
-    applied(build('simple'), X, pattern=pattern)
-
-
-def test_a_source_is_refused():
-  with pytest.raises(UserError, match='AttentionFree cannot attend to a source'):
-    applied(build('simple'), X, source=Source(X, Tokens.row(LENGTH)))

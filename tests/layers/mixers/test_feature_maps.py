@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty, gradient_bytes
+from applying import applied, empty
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -197,11 +197,6 @@ def test_relu_features_equal_the_formula():
   y, _ = applied(mixer, X)
   expected = over_pairs(mixer, X, seen(TOKENS['plain'], Full()), log_relu_weights)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_memory_is_linear_in_the_length():
-  mixer = build(chunk=16)
-  assert gradient_bytes(mixer, WIDTH, 2048) < 2.2 * gradient_bytes(mixer, WIDTH, 1024)
 
 
 def directions(mixer, **fields):

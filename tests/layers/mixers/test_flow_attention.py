@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, gradient_bytes
+from applying import applied
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import Causal, FlowAttention, Full, Source, Tokens, Window
+from t2x.layers import Causal, FlowAttention, Full, Tokens
 
 WIDTH, HEADS, LENGTH = 12, 2, 11
 X = jnp.asarray(3 * np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -92,26 +92,7 @@ def test_equals_the_authors_formulas_in_each_segment(pattern, attend, tokens, ch
   np.testing.assert_allclose(y, by_segment(mixer, X, segments, attend), rtol=1e-5, atol=1e-5)
 
 
-def test_memory_is_linear_in_the_length():
-  mixer = build(chunk=16)
-  assert gradient_bytes(mixer, WIDTH, 2048) < 2.2 * gradient_bytes(mixer, WIDTH, 1024)
-
-
-def test_the_state_does_not_grow_with_the_slots():
-  mixer = build()
-  few, many = (mixer.init_cache(3, num_slots, jnp.bfloat16) for num_slots in (8, 4096))
-  assert jax.tree.map(jnp.shape, few) == jax.tree.map(jnp.shape, many)
-  assert all(stage.sums.dtype == jnp.float32 for stage in few.stages)
-
-
 def test_a_bidirectional_call_with_a_state_is_refused():
   mixer = build()
   with pytest.raises(UserError, match=r'FlowAttention decodes only under Causal\(\)'):
     applied(mixer, X, pattern=Full(), cache=mixer.init_cache(2, LENGTH))
-
-
-def test_other_patterns_and_sources_are_refused():
-  with pytest.raises(UserError, match='FlowAttention does not support the pattern'):
-    applied(build(), X, pattern=Window(3))
-  with pytest.raises(UserError, match='FlowAttention cannot attend to a source'):
-    applied(build(), X, source=Source(X, Tokens.row(LENGTH)))

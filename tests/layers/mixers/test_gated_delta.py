@@ -6,21 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import applied
 from flax import nnx
 
-from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   AttentionFree,
   Causal,
-  Full,
   GatedDeltaNet,
   NoBias,
-  Source,
   TokenEmbedding,
   Tokens,
-  Window,
 )
 from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
 from t2x.models import Block, Decoder, LanguageModel, Stack
@@ -158,49 +154,6 @@ def test_decays_that_overflow_have_finite_gradients():
     assert jnp.isfinite(gradient).all()
 
 
-def test_memory_is_linear_in_the_length():
-  mixer = build(chunk=16)
-
-  def bytes_at(length):
-    def loss(x):
-      return (applied(mixer, x, pattern=Causal())[0] ** 2).sum()
-
-    compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, WIDTH))).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  assert bytes_at(2048) < 2.2 * bytes_at(1024)
-
-
-def test_the_cache_does_not_grow_with_the_slots():
-  mixer = build()
-  few, many = (mixer.init_cache(3, num_slots, jnp.bfloat16) for num_slots in (8, 4096))
-  assert jax.tree.map(jnp.shape, few) == jax.tree.map(jnp.shape, many)
-  assert few.state.sums.dtype == jnp.float32 and few.recent.x.dtype == jnp.bfloat16
-
-
-def test_padding_anywhere_leaves_the_cache_unchanged():
-  mixer = build(chunk=2)
-  alone, _ = run(mixer, X[:, :6], pattern=Causal())
-  state = empty(mixer, 2, 9)
-  # Rows of 3 and 2 tokens, padded on the right and on the left, then a call of padding in one row.
-  prompt = X[:, :4].at[1].set(jnp.roll(X[1, :4], 2, axis=0))
-  tokens = Tokens(
-    jnp.asarray([[0, 1, 2, 0], [0, 0, 0, 1]]), jnp.asarray([[1, 1, 1, 0], [0, 0, 1, 1]])
-  )
-  first, state = run(mixer, prompt, pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_allclose(first[0, :3], alone[0, :3], atol=1e-5)
-  np.testing.assert_allclose(first[1, 2:], alone[1, :2], atol=1e-5)
-  before = state.cache
-  tokens = Tokens(jnp.asarray([[0], [2]]), jnp.asarray([[0], [1]]))
-  second, state = run(mixer, X[:, 2:3], pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_array_equal(state.cache.state.sums[0], before.state.sums[0])
-  np.testing.assert_array_equal(state.cache.recent.x[0], before.recent.x[0])
-  np.testing.assert_allclose(second[1, 0], alone[1, 2], atol=1e-5)
-  tokens = Tokens(jnp.asarray([[3, 4], [3, 4]]), jnp.ones((2, 2), int))
-  third, _ = run(mixer, X[:, 3:5], pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_allclose(third, alone[:, 3:5], atol=1e-5)
-
-
 def test_a_language_model_of_two_recurrences_decodes_as_it_reads():
   mixers = (
     functools.partial(GatedDeltaNet, num_heads=HEADS),
@@ -225,14 +178,3 @@ def test_a_language_model_of_two_recurrences_decodes_as_it_reads():
   for i in (3, 4):
     logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((2, 1), i)), cache)
     np.testing.assert_allclose(logits[:, 0], whole[:, i], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize('pattern', [Full(), Window(3), Causal() & Window(3)], ids=str)
-def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='GatedDeltaNet does not support the pattern'):
-    applied(build(), X, pattern=pattern)
-
-
-def test_a_source_is_refused():
-  with pytest.raises(UserError, match='GatedDeltaNet cannot attend to a source'):
-    applied(build(), X, pattern=Causal(), source=Source(X, Tokens.row(LENGTH)))

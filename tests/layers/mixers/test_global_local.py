@@ -16,7 +16,6 @@ from t2x.layers import (
   Marked,
   MultiHeadAttention,
   RowLayout,
-  Source,
   Tokens,
   Window,
 )
@@ -61,32 +60,7 @@ def test_global_queries_use_their_own_projections_and_the_others_do_not(global_t
     np.testing.assert_allclose(y[:, place], target, rtol=1e-5, atol=1e-5)
 
 
-def test_memory_is_linear_in_the_length_with_tiles():
-  """Compiled, not run; 2.2 instead of 4 where the length doubles."""
-  mixer = build(kernel=Blockwise(64, 64))
-
-  def bytes_at(length):
-    def loss(x):
-      return (applied(mixer, x, pattern=Window(32) | Global(1))[0] ** 2).sum()
-
-    compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, WIDTH))).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  assert bytes_at(4096) < 2.2 * bytes_at(2048)
-
-
-def test_dropout_needs_a_key():
-  mixer = build(dropout_rate=0.5)
-  y, _ = run(mixer, X)
-  np.testing.assert_array_equal(y, run(build(), X)[0])
-  assert not np.allclose(y, run(mixer, X, key=jax.random.key(0))[0])
-
-
-def test_absent_marks_a_source_and_decoding_are_refused():
+def test_absent_marks_are_refused():
   mixer = build(global_tokens=Marked('global'))
   with pytest.raises(UserError, match=r"reads Tokens\.marks\['global'\]"):
     applied(mixer, X, pattern=Window(2))
-  with pytest.raises(UserError, match='GlobalLocalAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)

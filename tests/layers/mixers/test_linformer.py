@@ -8,7 +8,7 @@ from applying import applied
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import Causal, Full, Linformer, RowLayout, Source, Tokens, Window
+from t2x.layers import Linformer, Tokens
 
 WIDTH, HEADS, LENGTH, MAX_LENGTH = 12, 2, 7, 9
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -65,12 +65,6 @@ def test_padding_is_not_read():
   np.testing.assert_allclose(y[:, :5], formula(mixer, X[:, :5]), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_several_segments_give_nan():
-  segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 0, 0, 0]])
-  y, _ = run(build(), X, tokens=Tokens.row(LENGTH, segments=segments))
-  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
-
-
 def test_gradients_are_finite_and_reach_only_the_rows_that_are_read():
   mixer, segments = build(), jnp.asarray([[1, 1, 1, 1, 1, 0, 0], [0] * LENGTH])
 
@@ -86,34 +80,6 @@ def test_gradients_are_finite_and_reach_only_the_rows_that_are_read():
     assert (table[:5] != 0).all() and (table[5:] == 0).all()
 
 
-def test_dropout_needs_a_key():
-  mixer = build(dropout_rate=0.5)
-  y, _ = run(mixer, X)
-  np.testing.assert_array_equal(y, run(build(), X)[0])
-  assert not np.allclose(y, run(mixer, X, key=jax.random.key(0))[0])
-
-
-@pytest.mark.parametrize('pattern', [Causal(), Window(3)], ids=str)
-def test_other_patterns_than_full_are_refused(pattern):
-  with pytest.raises(UserError, match='Linformer does not support the pattern'):
-    applied(build(), X, pattern=pattern)
-
-
-@pytest.mark.parametrize('layout', [RowLayout.PACKED, RowLayout.ARBITRARY])
-def test_rows_that_may_hold_several_segments_are_refused(layout):
-  tokens = Tokens(jnp.arange(LENGTH)[None], jnp.ones((1, LENGTH), int), layout=layout)
-  with pytest.raises(UserError, match='may hold several segments'):
-    applied(build(), X, tokens=tokens)
-
-
 def test_longer_rows_are_refused():
   with pytest.raises(UserError, match=r'10 tokens is longer than Linformer.max_length = 9'):
     applied(build(), jnp.zeros((1, 10, WIDTH)))
-
-
-def test_a_source_and_decoding_are_refused():
-  mixer = build()
-  with pytest.raises(UserError, match='Linformer cannot attend to a source'):
-    applied(mixer, X, pattern=Full(), source=Source(X, Tokens.row(LENGTH)))
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)

@@ -8,7 +8,7 @@ from applying import applied, growth
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import Call, Causal, Full, LSHAttention, Source, Tokens, Window
+from t2x.layers import Call, Causal, Full, LSHAttention, Tokens
 from t2x.layers.mixers.lsh_attention import hashes
 
 WIDTH, HEADS, LENGTH = 12, 2, 23
@@ -120,29 +120,12 @@ def test_gradients_reach_the_projections_and_are_finite_for_zero_vectors():
   assert (gradient(mixer, X).q.kernel[...] != 0).all()
 
 
-def test_dropout_needs_a_key():
-  y, _ = run(build(dropout_rate=0.5), X)
-  np.testing.assert_array_equal(y, run(build(), X)[0])
-  assert not np.allclose(y, run(build(dropout_rate=0.5), X, key=jax.random.key(0))[0])
-
-
 def test_time_and_memory_are_linear_in_the_length():
   mixer = build(num_buckets=8, rounds=2, chunk=16)
   flops, memory = growth({512: mixer, 1024: mixer}, WIDTH, Causal())
   assert flops < 2.1 and memory < 2.1
 
 
-@pytest.mark.parametrize('pattern', [Window(3), Causal() & Window(3)], ids=str)
-def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='LSHAttention does not support the pattern'):
-    applied(build(), X, pattern=pattern)
-
-
-def test_a_source_decoding_and_an_odd_number_of_buckets_are_refused():
-  mixer = build()
-  with pytest.raises(UserError, match='LSHAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)
+def test_an_odd_number_of_buckets_is_refused():
   with pytest.raises(UserError, match=r'LSHAttention.num_buckets = 3 is odd'):
     build(num_buckets=3)

@@ -17,10 +17,7 @@ from t2x.layers import (
   Full,
   MemoryCompressedAttention,
   MultiHeadAttention,
-  RowLayout,
-  Source,
   Tokens,
-  Window,
 )
 from t2x.testing.subject import perturbed
 
@@ -155,27 +152,3 @@ def test_scores_and_the_cache_are_smaller_by_the_ratio():
   few, many = (compressed.init_cache(3, slots, jnp.bfloat16) for slots in (80, 800))
   assert few.k.shape == (3, 10, HEADS, WIDTH // HEADS) and many.k.shape[1] == 100
   assert few.k.dtype == jnp.bfloat16 and few.k_tail.shape == many.k_tail.shape
-
-
-def test_rows_of_several_segments_give_nan():
-  segments = jnp.asarray([[1] * 6 + [2] * 5, [3] * 9 + [0] * 2])
-  y, _ = run(build(), X, tokens=Tokens.row(LENGTH, segments=segments))
-  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
-
-
-def test_dropout_needs_a_key():
-  mixer = build(dropout_rate=0.5)
-  y, _ = run(mixer, X)
-  np.testing.assert_array_equal(y, run(build(), X)[0])
-  assert not np.allclose(y, run(mixer, X, key=jax.random.key(0))[0])
-
-
-def test_other_patterns_a_source_and_packed_rows_are_refused():
-  mixer = build()
-  with pytest.raises(UserError, match='MemoryCompressedAttention does not support the pattern'):
-    applied(mixer, X, pattern=Window(3))
-  with pytest.raises(UserError, match='MemoryCompressedAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
-  tokens = Tokens(jnp.arange(LENGTH)[None], layout=RowLayout.PACKED)
-  with pytest.raises(UserError, match='may hold several segments'):
-    applied(mixer, X, tokens=tokens)

@@ -9,14 +9,10 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.layers import (
-  Causal,
   Dense,
   MultiHeadAttention,
   NystromAttention,
-  RowLayout,
-  Source,
   Tokens,
-  Window,
 )
 from t2x.layers.mixers.nystrom import pseudo_inverse
 from t2x.testing.subject import perturbed
@@ -137,25 +133,8 @@ def test_gradients_are_finite_for_rows_of_padding():
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient(mixer)))
 
 
-def test_rows_of_several_segments_give_nan():
-  segments = jnp.asarray([[1] * 6 + [2] * 5, [3] * 9 + [0] * 2])
-  y, _ = run(build(), X, tokens=Tokens.row(LENGTH, segments=segments))
-  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
-
-
-def test_what_it_cannot_compute_is_refused():
-  mixer = build()
-  for pattern in (Causal(), Window(3)):
-    with pytest.raises(UserError, match='NystromAttention does not support the pattern'):
-      applied(mixer, X, pattern=pattern)
-  tokens = Tokens(jnp.arange(LENGTH)[None], layout=RowLayout.PACKED)
-  with pytest.raises(UserError, match='may hold several segments'):
-    applied(mixer, X, tokens=tokens)
-  with pytest.raises(UserError, match='NystromAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
+def test_short_rows_and_even_convolutions_are_refused():
   with pytest.raises(UserError, match=r'3 tokens is shorter than .*num_landmarks = 4'):
-    applied(mixer, X[:, :3])
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)
+    applied(build(), X[:, :3])
   with pytest.raises(UserError, match='conv_size = 4 must be odd'):
     build(conv_size=4)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from applying import applied, growth
+from applying import growth
 from flax import nnx
 
-from t2x.base.errors import UserError
-from t2x.layers import Call, Causal, Full, RoutingAttention, RowLayout, Source, Tokens, Window
+from t2x.layers import Call, Causal, Full, RoutingAttention, Tokens
 
 WIDTH, HEADS, LENGTH, CLUSTERS, WINDOW = 12, 2, 17, 3, 5
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -134,29 +133,7 @@ def test_the_output_gives_the_centroids_no_gradient_and_the_projections_finite_o
   assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
-def test_rows_of_several_segments_give_nan():
-  y = run(build(), X, Tokens.row(LENGTH, segments=SEGMENTS.at[0, 3:].set(2))).x
-  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
-
-
 def test_time_and_memory_grow_as_length_to_the_power_of_one_and_a_half():
   short, long = (build(num_clusters=n, window=n) for n in (16, 32))
   flops, memory = growth({256: short, 1024: long}, WIDTH, Full())
   assert flops < 8.5 and memory < 8.5
-
-
-@pytest.mark.parametrize('pattern', [Window(3), Causal() & Window(3)], ids=str)
-def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='RoutingAttention does not support the pattern'):
-    applied(build(), X, pattern=pattern)
-
-
-def test_packed_rows_a_source_and_decoding_are_refused():
-  mixer = build()
-  packed = Tokens(jnp.arange(LENGTH)[None], SEGMENTS, layout=RowLayout.PACKED)
-  with pytest.raises(UserError, match='RoutingAttention mixes all tokens of a row'):
-    applied(mixer, X, tokens=packed)
-  with pytest.raises(UserError, match='RoutingAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)

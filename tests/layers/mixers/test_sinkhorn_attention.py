@@ -7,8 +7,7 @@ import pytest
 from applying import applied, growth
 from flax import nnx
 
-from t2x.base.errors import UserError
-from t2x.layers import Causal, Full, RowLayout, SinkhornAttention, Source, Tokens, Window
+from t2x.layers import Causal, Full, SinkhornAttention, Tokens
 
 WIDTH, HEADS, LENGTH, BLOCK = 12, 2, 22, 4
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -104,30 +103,7 @@ def test_a_change_of_a_block_changes_no_earlier_output_and_all_later_blocks():
   assert (difference[:6] == 0).all() and (difference[6:] > 1e-5).all()
 
 
-def test_rows_of_several_segments_give_nan():
-  segments = SEGMENTS.at[0, 3:].set(2)
-  y, _ = run(build(), X, pattern=Full(), tokens=Tokens.row(LENGTH, segments=segments))
-  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
-
-
 @pytest.mark.nightly
 def test_time_and_memory_grow_as_length_to_the_power_of_one_and_a_half():
   flops, memory = growth({256: build(block=16), 1024: build(block=32)}, WIDTH, Causal())
   assert flops < 8.5 and memory < 8.5
-
-
-@pytest.mark.parametrize('pattern', [Window(3), Causal() & Window(3)], ids=str)
-def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='SinkhornAttention does not support the pattern'):
-    applied(build(), X, pattern=pattern)
-
-
-def test_packed_rows_a_source_and_decoding_are_refused():
-  mixer = build()
-  packed = Tokens(jnp.arange(LENGTH)[None], SEGMENTS, layout=RowLayout.PACKED)
-  with pytest.raises(UserError, match='SinkhornAttention mixes all tokens of a row'):
-    applied(mixer, X, tokens=packed)
-  with pytest.raises(UserError, match='SinkhornAttention cannot attend to a source'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
-  with pytest.raises(UserError, match='cannot decode token by token'):
-    mixer.init_cache(2, 8, jnp.float32)
