@@ -79,7 +79,10 @@ def test_evaluation_has_the_features_of_step_0():
 
 @pytest.mark.parametrize(
   'settings',
-  [{'accumulate': 2}, {'stack': part(Stack, remat='full')}],
+  [
+    {'accumulate': 2},
+    pytest.param({'stack': part(Stack, remat='full')}, marks=pytest.mark.nightly),
+  ],
   ids=['accumulated', 'rematerialised'],
 )
 def test_other_forms_of_the_step_have_the_same_features(settings):
