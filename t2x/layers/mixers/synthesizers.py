@@ -168,7 +168,8 @@ class Synthesizer(MultiHeadAttention):
     scale: float,
   ) -> Logits:
     """Mixes dot products of rotated queries and keys with synthetic scores of unrotated queries."""
-    synthetic = self.scores(q, None, q_tokens, k_tokens, scale=scale)
+    reads_keys = 'k' in self.scores.reads
+    synthetic = None if reads_keys else self.scores(q, None, q_tokens, k_tokens, scale=scale)
     if not isinstance(synthetic, Logits):
       name = type(self.scores).__name__
       raise UserError(
