@@ -8,10 +8,10 @@ from typing import Any
 from t2x.base.errors import UserError, first_line, printable
 from t2x.base.files import check_output_file, output_file
 from t2x.base.html_page import html_page
+from t2x.base.json_files import is_number, metric_lines, rounded
 from t2x.config import Config, differences
 from t2x.run_folder.ownership import files_of_run
 from t2x.runs.folders import Run, read_run
-from t2x.sweeps.json_files import is_number, metric_lines, rounded
 
 # Maximum number of points of a curve on the page.
 MAX_POINTS = 400

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from t2x.base.errors import UserError, printable
 from t2x.base.files import is_locked
+from t2x.base.json_files import Damaged, dataclass_from_json, is_number, read_json
 from t2x.base.signals import INTERRUPTED
 from t2x.run_folder.status import SILENT, STATUS, Status, running_kernel
-from t2x.sweeps.json_files import Damaged, dataclass_from_json, is_number, read_json
 
 State = Literal['running', 'done', 'preempted', 'failed', 'unknown']
 # A folder with one of these files is a run folder. Its subfolders are not searched.

@@ -20,9 +20,9 @@ from pathlib import Path
 import filelock
 
 from t2x.base.errors import UserError
+from t2x.base.json_files import Damaged, dataclass_from_json, read_json, write_json
 from t2x.base.signals import exit_on_signals
 from t2x.base.terminal import print_final_line
-from t2x.sweeps.json_files import Damaged, dataclass_from_json, read_json, write_json
 
 # Environment variable with the seconds without a sign of life after which a trial is taken over.
 SECONDS = 'T2X_LEASE_SECONDS'

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.base.errors import UserError
-from t2x.sweeps.json_files import (
+from t2x.base.json_files import (
   Damaged,
   Lines,
   dataclass_from_json,

@@ -13,8 +13,8 @@ import jax
 
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
+from t2x.base.json_files import Damaged
 from t2x.sweeps.engines import Ray, Slurm
-from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan_table import groups_table, plan_table, withheld
 from t2x.sweeps.progress import run_plan, summary
 from t2x.sweeps.provenance import origin

@@ -11,8 +11,8 @@ import jax
 
 from t2x import config as config_lib
 from t2x.base.files import write_atomically
+from t2x.base.json_files import Damaged, is_number, read_json
 from t2x.base.ranges import TRAINING_STEPS, TRIAL_SEED
-from t2x.sweeps.json_files import Damaged, is_number, read_json
 from t2x.train import TrainingRun
 
 _STEPS = 20

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from t2x.sweeps.json_files import is_number
+from t2x.base.json_files import is_number
 from t2x.sweeps.records import Conditions
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from t2x.base.errors import UserError
+from t2x.base.json_files import Damaged, dataclass_from_json, is_number, read_json, write_json
 from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Range, Text
-from t2x.sweeps.json_files import Damaged, dataclass_from_json, is_number, read_json, write_json
 
 # Far above the seeds of the comparison, so that more of them can be added.
 FIRST_SEED = 1_000_000

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.sweeps.json_files import Damaged
+from t2x.base.json_files import Damaged
 from t2x.sweeps.records import Outcome, Plan, Trial
 from t2x.sweeps.sweep import Sweep
 from t2x.sweeps.tune import FIRST_SEED, Tune, read_tuning, write_tuning

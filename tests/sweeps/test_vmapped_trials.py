@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 from t2x.base.errors import UserError
+from t2x.base.json_files import metric_lines
 from t2x.base.signals import stop_flag
 from t2x.sweeps import vmapped_trials
-from t2x.sweeps.json_files import metric_lines
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.vmapped_trials import VmappedStepError, VmappedStepper

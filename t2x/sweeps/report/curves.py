@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from t2x.sweeps.json_files import is_number, rounded
+from t2x.base.json_files import is_number, rounded
 from t2x.sweeps.report.results import Results, RunLines
 
 # Largest total number of values of all curves, about 8 bytes each on the page.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from scipy import stats
 
-from t2x.sweeps.json_files import dataclass_from_json, read_json, write_json
+from t2x.base.json_files import dataclass_from_json, read_json, write_json
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.statistics import ALPHA
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
+from t2x.base.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.examples import read_examples
-from t2x.sweeps.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from t2x.sweeps.json_files import Damaged
+from t2x.base.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
 from t2x.sweeps.report import read_results, watch, write_report
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks, record_look

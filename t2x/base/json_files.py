@@ -1,4 +1,4 @@
-"""Reads the JSON files of a sweep's folder, which may be damaged or come from an untrusted source.
+"""JSON files of sweeps and runs: written from dataclasses; read files may be damaged or come from an untrusted source.
 
 Every value is checked against the annotation of its field. Control characters in text are escaped,
 so that terminals and reports can print it unchanged.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from t2x.base.errors import UserError, first_line, printable
+from t2x.base.external_files import read_bytes
 from t2x.base.files import write_atomically
 
 T = TypeVar('T')
@@ -56,15 +57,12 @@ def read_json(path: Path) -> Any:
     FileNotFoundError: the file does not exist.
     Damaged: it cannot be read or parsed.
   """
+  if not path.exists():
+    raise FileNotFoundError(path)
   try:
-    # Opening a pipe would wait for a writer.
-    if path.exists() and not path.is_file():
-      raise Damaged(f'{path} is damaged: not a regular file')
-    content = path.read_bytes()
-  except (FileNotFoundError, NotADirectoryError):
-    raise FileNotFoundError(path) from None
-  except OSError as error:
-    raise Damaged(f'{path} cannot be read: {error.strerror}') from error
+    content = read_bytes(path)
+  except UserError as error:
+    raise Damaged(f'{path} is damaged: {error}') from error
   try:
     return json.loads(content)
   except (ValueError, RecursionError) as error:
