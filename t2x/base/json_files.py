@@ -46,7 +46,7 @@ def rounded(value: Any, digits: int) -> float | int | None:
   return int(result) if result.is_integer() else result
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
   return type(value) is int and abs(value) < _LARGEST
 
 
@@ -115,7 +115,7 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
   """Converts a JSON value to the type of a field annotated with `hint`."""
   origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
   if hint is Any:
-    return _plain(value)
+    return escaped(value)
   if origin is types.UnionType:  # `X | None`.
     return None if value is None else _value(args[0], value, error, where)
   if origin is typing.Literal:
@@ -139,52 +139,15 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
     if not isinstance(value, str):
       raise error(f'{where} is not a string')
     return printable(value, lines=hint is Lines)
-  if not (_is_integer(value) or (hint is float and is_number(value))):
+  if not (is_integer(value) or (hint is float and is_number(value))):
     raise error(f'{where} is not {"an integer" if hint is int else "a number"}')
   return hint(value)
 
 
-def _plain(value: Any) -> Any:
+def escaped(value: Any) -> Any:
   """Returns a JSON value with the control characters in its strings escaped."""
   if isinstance(value, str):
     return printable(value)
   if isinstance(value, dict):
-    return {printable(name): _plain(item) for name, item in value.items()}
-  return [*map(_plain, value)] if isinstance(value, list) else value
-
-
-def metric_lines(path: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
-  """Reads the lines of metrics.jsonl or timing.jsonl. Damaged lines are left out.
-
-  Args:
-    path: the file; it may be missing.
-    problems: a message is appended if the file has damaged lines. None for a run in progress, whose
-      last line may be incomplete.
-  """
-  damaged, records = [], []
-  try:
-    # As in `read_json`, opening a pipe would wait for a writer.
-    content = path.read_bytes() if path.is_file() else b''
-  except OSError:
-    content = b'unreadable'
-  for number, line in enumerate(content.removesuffix(b'\n').split(b'\n') if content else (), 1):
-    try:
-      text = line.decode()
-      record = json.loads(text)
-      # Fast path: most lines are printable and have no escapes.
-      if '\\' in text or not text.isprintable():
-        record = _plain(record)
-    except (ValueError, RecursionError):
-      record = None
-    if (
-      isinstance(record, dict)
-      and _is_integer(record.get('step'))
-      and isinstance(record.get('split'), str)
-    ):
-      records.append(record)
-    else:
-      damaged.append(number)
-  if damaged and problems is not None:
-    more = f' and {len(damaged) - 1} more' if len(damaged) > 1 else ''
-    problems.append(f'{path} is damaged: line {damaged[0]}{more} left out')
-  return records
+    return {printable(name): escaped(item) for name, item in value.items()}
+  return [*map(escaped, value)] if isinstance(value, list) else value

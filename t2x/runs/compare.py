@@ -8,14 +8,14 @@ from typing import Any
 from t2x.base.errors import UserError, first_line, printable
 from t2x.base.files import check_output_file, output_file
 from t2x.base.html_page import html_page
-from t2x.base.json_files import is_number, metric_lines, rounded
+from t2x.base.json_files import rounded
 from t2x.config import Config, differences
+from t2x.run_folder.lines import curve_names, run_lines, sampled
 from t2x.run_folder.ownership import files_of_run
 from t2x.runs.folders import Run, read_run
 
 # Maximum number of points of a curve on the page.
 MAX_POINTS = 400
-_HIDDEN = ('step', 'split')
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> list[str]:
@@ -141,34 +141,12 @@ def _differences(configs: Sequence[Config | None], reference: int) -> list[dict[
 
 def _curves(folder: Path, problems: list[str]) -> dict[str, Any]:
   """Returns the curves of a run by split, at most `MAX_POINTS` points each and always the last."""
-  lines = metric_lines(folder / 'metrics.jsonl', problems)
-  seconds = {
-    (line['step'], line['split']): rounded(line.get('seconds'), 4)
-    for line in metric_lines(folder / 'timing.jsonl')
-  }
-  splits: dict[str, list[Mapping[str, Any]]] = {}
-  for line in lines:
-    splits.setdefault(line['split'], []).append(line)
-  return {
-    split: _sampled(members, [seconds.get((line['step'], split)) for line in members])
-    for split, members in splits.items()
-  }
-
-
-def _sampled(lines: Sequence[Mapping[str, Any]], seconds: Sequence[float | None]) -> dict[str, Any]:
-  stride = -(-len(lines) // MAX_POINTS)
-  indices = [i for i in range(len(lines)) if (len(lines) - 1 - i) % stride == 0]
-  names = dict.fromkeys(
-    name
-    for line in lines
-    for name, value in line.items()
-    if name not in _HIDDEN and is_number(value)
-  )
-  return {
-    'steps': [lines[i]['step'] for i in indices],
-    'seconds': [seconds[i] for i in indices],
-    'values': {name: [rounded(lines[i].get(name), 6) for i in indices] for name in names},
-  }
+  curves, (by_split, _) = {}, run_lines(folder, problems)
+  for split, lines in by_split.items():
+    stride = -(-len(lines) // MAX_POINTS)
+    indices = range((len(lines) - 1) % stride, len(lines), stride)
+    curves[split] = sampled(lines, indices, curve_names(lines, lambda _: True), 6)
+  return curves
 
 
 def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.base.errors import Interrupted, UserError, error_line, printable
-from t2x.base.json_files import is_number, metric_lines
+from t2x.base.json_files import is_number
 from t2x.experiments import changed_settings, read_config
+from t2x.run_folder.lines import metric_lines
 from t2x.run_folder.ownership import claim_folder
 from t2x.sweeps.leases import Leases
 from t2x.sweeps.plan import seed_of

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.base.json_files import metric_lines
 from t2x.base.signals import stop_flag
+from t2x.run_folder.lines import metric_lines
 from t2x.sweeps import vmapped_trials
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from t2x.base.json_files import is_number, rounded
-from t2x.sweeps.report.results import Results, RunLines
+from t2x.base.json_files import rounded
+from t2x.run_folder.lines import Lines, RunLines, curve_names, sampled
+from t2x.sweeps.report.results import Results
 
 # Largest total number of values of all curves, about 8 bytes each on the page.
 MAX_NUMBERS = 250_000
 MAX_POINTS = 200
-HIDDEN = ('step', 'split', 'learning_rate', 'mfu')
+HIDDEN = ('learning_rate', 'mfu')
 
 
 def curves(results: Results) -> dict[str, Any]:
@@ -34,19 +35,19 @@ def curves(results: Results) -> dict[str, Any]:
     for entry in row.entries:
       splits = {}
       for split, lines in lines_by_run.get(entry.folder, {}).items():
-        splits[split] = curve = _subsample(lines, strides[split])
-        curve['steps'] = steps.setdefault(tuple(curve['steps']), len(steps))
-        metrics |= dict.fromkeys(f'{split}/{name}' for name in curve['values'])
+        splits[split] = drawn = _subsample(lines, strides[split])
+        drawn['steps'] = steps.setdefault(tuple(drawn['steps']), len(steps))
+        metrics |= dict.fromkeys(f'{split}/{name}' for name in drawn['values'])
       if splits:
         work = rounded(entry.trial.flops_per_token * entry.trial.tokens_per_step, 15)
         run = {'row': index, 'seed': entry.trial.seed, 'status': entry.status, 'work': work}
         runs.append(run | {'splits': splits})
   # A single evaluation at the end is not a curve.
-  drawn = {s for run in lines_by_run.values() for s, lines in run.items() if len(lines) > 1}
+  several = {s for run in lines_by_run.values() for s, lines in run.items() if len(lines) > 1}
 
   def rank(metric: str) -> tuple[bool, bool, bool, str]:
     split, _, name = metric.partition('/')
-    return split not in drawn, name != results.plan.metric, split != 'eval', name
+    return split not in several, name != results.plan.metric, split != 'eval', name
 
   order = sorted(metrics, key=rank)
   return {'metrics': order, 'steps': [list(item) for item in steps], 'runs': runs}
@@ -58,24 +59,11 @@ def _max_points(runs: Sequence[RunLines]) -> int:
   return max(8, min(MAX_POINTS, MAX_NUMBERS // max(1, columns)))
 
 
-def _names(lines: list[dict[str, Any]]) -> list[str]:
-  return [
-    name
-    for name in dict.fromkeys(name for line in lines for name in line)
-    if name not in (*HIDDEN, 'seconds')
-    and not name.endswith('_per_second')
-    and any(is_number(line.get(name)) for line in lines)
-  ]
+def _names(lines: Lines) -> list[str]:
+  return curve_names(lines, lambda name: name not in HIDDEN and not name.endswith('_per_second'))
 
 
-def _subsample(lines: list[dict[str, Any]], stride: int) -> dict[str, Any]:
+def _subsample(lines: Lines, stride: int) -> dict[str, Any]:
   """Returns every `stride`-th line and the last, so that runs with equal schedules have equal steps."""
-  names = _names(lines)
-  sampled = [
-    line for index, line in enumerate(lines) if not index % stride or index == len(lines) - 1
-  ]
-  return {
-    'steps': [line['step'] for line in sampled],
-    'seconds': [rounded(line['seconds'], 4) for line in sampled],
-    'values': {name: [rounded(line.get(name), 5) for line in sampled] for name in names},
-  }
+  indices = sorted({*range(0, len(lines), stride), len(lines) - 1})
+  return sampled(lines, indices, _names(lines), 5)

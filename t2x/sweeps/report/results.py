@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.base.json_files import Damaged, is_number, metric_lines
+from t2x.base.json_files import Damaged
+from t2x.run_folder.lines import Lines, RunLines, run_lines
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.examples import read_examples
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
@@ -27,10 +28,6 @@ COSTS = {
   'seconds': 'seconds',
   'memory_bytes': 'memory',
 }
-
-Lines = list[dict[str, Any]]
-# Lines of metrics.jsonl by split.
-RunLines = dict[str, Lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +208,12 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   damaged: list[str] = []
   trials = folder.parent / 'trials'
   entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
-  lines = {entry.folder: _read_lines(entry, damaged) for entry in entries if entry.folder.name}
+  # The last lines of an active run may be incomplete.
+  lines = {
+    entry.folder: run_lines(entry.folder, damaged if entry.status in ENDED else None)
+    for entry in entries
+    if entry.folder.name
+  }
   entries = _add_times(entries, {folder: timing for folder, (_, timing) in lines.items()})
   keys = [*dict.fromkeys(_key(trial.point) for trial in plan.trials)]
   points = [json.loads(key) for key in keys]
@@ -278,23 +280,6 @@ def _check_kind(folder: Path, outcome: Outcome, metric: str) -> None:
   """Raises Damaged if the metric of the sweep is not a number."""
   if not isinstance(outcome.metrics.get(metric), int | float | None):
     raise Damaged(f"{folder / 'trial.json'} is damaged: metrics['{metric}'] is not a number")
-
-
-def _read_lines(entry: Entry, damaged: list[str]) -> tuple[RunLines, Lines]:
-  """Reads the metrics of a run and timing.jsonl. The last lines of an active run may be incomplete."""
-  problems = damaged if entry.status in ENDED else None
-  timing = metric_lines(entry.folder / 'timing.jsonl', problems)
-  seconds = {
-    (line['split'], line['step']): line['seconds']
-    for line in timing
-    if is_number(line.get('seconds'))
-  }
-  lines_by_split: RunLines = {}
-  for line in metric_lines(entry.folder / 'metrics.jsonl', problems):
-    split = line['split']
-    line['seconds'] = seconds.get((split, line['step']))
-    lines_by_split.setdefault(split, []).append(line)
-  return lines_by_split, timing
 
 
 def _add_times(entries: Sequence[Entry], timing: Mapping[Path, Lines]) -> list[Entry]:
