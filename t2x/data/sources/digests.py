@@ -3,6 +3,7 @@
 Modification times are not part of a digest: it is the same on every host and for every copy.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -26,6 +27,15 @@ BLOCK = 1 << 16
 SAMPLES = 16
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+  """Converts errors of reading a file to UserErrors."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(f'{path} cannot be read: {error.strerror}') from error
+
+
 def content_digest(path: Path) -> bytes:
   """Returns a digest of a file's content if it has at most 4 MiB.
 
@@ -35,14 +45,11 @@ def content_digest(path: Path) -> bytes:
   Raises:
     UserError: the file cannot be read.
   """
-  try:
+  with reading(path):
     status = path.stat()
     if status.st_size <= WHOLE:
-      with path.open('rb') as file:
-        return hashlib.file_digest(file, 'sha256').digest()
+      return bytes.fromhex(_hash(path))
     return _sampled_digest(path.absolute(), status.st_size, status.st_mtime_ns)
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
 # Cached, because a process asks for the fingerprint of a source several times.
@@ -123,18 +130,13 @@ def verify_files(paths: Iterable[Path]) -> Verified:
 
 
 def _is_sampled(path: Path) -> bool:
-  try:
+  with reading(path):
     return path.stat().st_size > WHOLE
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
 def _hash(path: Path) -> str:
-  try:
-    with path.open('rb') as file:
-      return hashlib.file_digest(file, 'sha256').hexdigest()
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
+  with reading(path), path.open('rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def _record(path: Path) -> Path:

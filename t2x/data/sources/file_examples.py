@@ -2,7 +2,6 @@
 
 import abc
 import bisect
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -13,6 +12,7 @@ import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,11 +90,12 @@ class FileExamples(BulkExamples):
     return type(self), (self.source, self.files, self.folder)
 
   def __len__(self) -> int:
-    return self._ends[-1]
+    return self._index.ends[-1]
 
   def read(self, indices):
     """Yields examples; each file is opened once for consecutive examples."""
-    for number, group in itertools.groupby(indices, lambda i: bisect.bisect_right(self._ends, i)):
+    ends = self._index.ends
+    for number, group in itertools.groupby(indices, lambda i: bisect.bisect_right(ends, i)):
       parse = self._parser(number)
       with open_file(self.files[number].data) as file:
         for i in group:
@@ -103,10 +104,11 @@ class FileExamples(BulkExamples):
   def _example(
     self, file: io.BufferedReader, number: int, i: int, parse: Callable[[str], Example]
   ) -> Example:
-    start = int(self._starts[i])
-    stop = self._sizes[number] if i + 1 == self._ends[number] else int(self._starts[i + 1])
+    starts, ends, sizes = self._index
+    start = int(starts[i])
+    stop = sizes[number] if i + 1 == ends[number] else int(starts[i + 1])
     # Of all examples but the first, also the byte before it, to detect changed files.
-    before = int(i > (self._ends[number - 1] if number else 0))
+    before = int(i > (ends[number - 1] if number else 0))
     file.seek(start - before)
     part = file.read(stop - start + before)
     path = self.files[number].path
@@ -128,34 +130,23 @@ class FileExamples(BulkExamples):
     return {}
 
   @functools.cached_property
-  def _starts(self) -> np.ndarray:
-    with self._explain_damage():
-      starts = np.asarray(np.memmap(self.folder / 'starts.bin', np.uint64, 'r'))
-      if len(starts) != len(self):
-        raise ValueError(f'{len(starts)} of {len(self)} examples')
-      return starts
-
-  @functools.cached_property
-  def _files(self) -> dict[str, list[int]]:
-    with self._explain_damage():
-      files = json.loads((self.folder / 'files.json').read_bytes())
-      return {name: files[name] for name in ('ends', 'sizes')}
-
-  @property
-  def _ends(self) -> list[int]:
-    """For each file, the number of examples in it and the files before it."""
-    return self._files['ends']
-
-  @property
-  def _sizes(self) -> list[int]:
-    return self._files['sizes']
-
-  @contextlib.contextmanager
-  def _explain_damage(self) -> Iterator[None]:
+  def _index(self) -> 'Index':
     try:
-      yield
+      files = json.loads((self.folder / 'files.json').read_bytes())
+      starts = np.asarray(np.memmap(self.folder / 'starts.bin', np.uint64, 'r'))
+      if len(starts) != files['ends'][-1]:
+        raise ValueError(f'{len(starts)} of {files["ends"][-1]} examples')
+      return Index(starts, files['ends'], files['sizes'])
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise UserError(f'the index {self.folder} is damaged ({error}): remove it') from error
+
+
+class Index(NamedTuple):
+  """The first bytes of all examples; of each file, the number of examples up to its end, and its size."""
+
+  starts: np.ndarray
+  ends: list[int]
+  sizes: list[int]
 
 
 def _write_index(source: TextSource, split: str, files: Sequence[DataFile], folder: Path) -> None:

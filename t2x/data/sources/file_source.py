@@ -18,7 +18,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import FileBacked, Source
-from t2x.data.sources.digests import content_digest
+from t2x.data.sources.digests import content_digest, reading
 
 log = logging.getLogger('t2x')
 
@@ -119,11 +119,8 @@ class DataFile(NamedTuple):
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[io.BufferedReader]:
   """Opens a file to read its bytes; raises a UserError if that fails."""
-  try:
-    with path.open('rb') as file:
-      yield file
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
+  with reading(path), path.open('rb') as file:
+    yield file
 
 
 # Extensions of files that are not text, and what to do with them.
@@ -154,10 +151,8 @@ def decompress(path: Path) -> DataFile:
 
 def identity(path: Path) -> tuple[str, int, int]:
   """Returns what identifies the content of a file on this machine: path, size, time of change."""
-  try:
+  with reading(path):
     status = path.stat()
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
   return str(path.absolute()), status.st_size, status.st_mtime_ns
 
 

@@ -19,7 +19,7 @@ from t2x.data.sources.base import (
   require_split,
   select,
 )
-from t2x.data.sources.digests import digest_of, keep_hashes
+from t2x.data.sources.digests import digest_of, keep_hashes, reading
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
 
@@ -154,10 +154,8 @@ class HubExamples(BulkExamples):
   def _image(self, value: Mapping[str, Any] | None) -> Any:
     if value is None:
       raise UserError('the image is missing')
-    try:
+    with reading(value['path']):
       data = value['bytes'] or Path(value['path']).read_bytes()
-    except OSError as error:
-      raise UserError(f'{value["path"]} cannot be read: {error.strerror}') from error
     return decode_image(data, self.source.channels or 3)
 
   @property
