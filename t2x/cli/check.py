@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Resolves a config or the configs of a sweep, and computes the shapes of model, state and step."""
   start = time.monotonic()
-  from t2x.sweeps.sweep import binds_sweep
+  from t2x.experiments import binds_sweep
 
   sweeps = [file for file in args.files if binds_sweep(file)]
   if sweeps and len(args.files) > 1:
