@@ -1,6 +1,8 @@
 """Intervals and p-values contain the noise of the evaluated examples."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,44 +41,31 @@ def test_of_deterministic_models_it_is_the_variance_of_discordant_pairs():
   assert variance(np.stack([d] * 3)) == pytest.approx((b + c - (b - c) ** 2 / n) / n / (n - 1))
 
 
-def runs(rng, base, own, seeds, of_seeds=0.05):
-  """A variant whose runs classify an example correctly if its logit is positive."""
-  examples = {
-    seed: (base + own + rng.normal(0, of_seeds) + rng.logistic(0, 0.7, len(base)) > 0).astype('f4')
-    for seed in range(seeds)
-  }
-  return Sample({seed: float(x.mean()) for seed, x in examples.items()}, 0, examples)
-
-
-def wrong(seeds, comparisons, recorded, sweeps=80, count=200):
-  """The rates of sweeps with a wrong verdict and with an interval without 0: all variants are equal on average."""
-  rng, verdicts, uncovered = np.random.default_rng(seeds), 0, 0
-  for _ in range(sweeps):
-    base = rng.normal(1.4, 1.5, count)
-    baseline, *variants = (
-      runs(rng, base, rng.normal(0, 1.5, count), seeds) for _ in range(1 + comparisons)
-    )
-    if not recorded:
-      baseline, *variants = (Sample(one.values) for one in (baseline, *variants))
-    result = compare([(one, baseline) for one in variants], 'max')
-    verdicts += any(one.verdict in ('helps', 'hurts') for one in result)
-    uncovered += any(not one.low <= 0 <= one.high for one in result)
-  return verdicts / sweeps, uncovered / sweeps
+@pytest.fixture(scope='module')
+def simulation():
+  path = Path(__file__).parents[2] / 'experiments' / 'statistics' / 'examples.py'
+  spec = importlib.util.spec_from_file_location('simulated_examples', path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 @pytest.mark.parametrize(('seeds', 'comparisons'), [(3, 1), (5, 4), (5, 7)])
-def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(seeds, comparisons):
+def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(
+  simulation, seeds, comparisons
+):
   """5 % and two standard errors of 80 sweeps."""
-  assert max(wrong(seeds, comparisons, recorded=True)) <= 0.1
+  without, with_examples = simulation.wrong_verdicts(seeds, 200, comparisons, 1.5, 80)
+  assert with_examples <= 0.1
   if comparisons == 4:
-    assert min(wrong(seeds, comparisons, recorded=False)) > 0.15
+    assert without > 0.15
 
 
-def test_examples_never_narrow_an_interval():
+def test_examples_never_narrow_an_interval(simulation):
   rng = np.random.default_rng(0)
   for spread in (0.0, 0.3, 3.0):
     base = rng.normal(1.4, 1.5, 300)
-    sides = [runs(rng, base, rng.normal(0, spread, 300), 3) for _ in range(2)]
+    sides = [simulation.runs(rng, base + rng.normal(0, spread, 300), 3) for _ in range(2)]
     (with_examples,) = compare([tuple(sides)], 'max', margin=0.2)
     (without,) = compare([tuple(Sample(side.values) for side in sides)], 'max', margin=0.2)
     assert (with_examples.examples, without.examples) == (300, None)
