@@ -151,26 +151,23 @@ class TuningPlan:
     Returns:
       The plan of the trials, their configs, and the tuned values if all rounds have ended.
     """
-    trials, choices = list[Trial](), []
-    for cell in self.cells:
-      of_cell, choice = cell.schedule(
-        self.tune, self.plan, lambda trial: usable_outcome(folder / trial.folder)
-      )
-      trials += of_cell
-      choices.append(choice)
-    folders = {trial.folder for trial in trials}
-    configs = {name: text for name, text in self.configs.items() if name in folders}
-    complete = [choice for choice in choices if choice is not None]
+    scheduled = [
+      cell.schedule(self.tune, self.plan, lambda trial: usable_outcome(folder / trial.folder))
+      for cell in self.cells
+    ]
+    trials = tuple(trial for of_cell, _ in scheduled for trial in of_cell)
+    choices = tuple(choice for _, choice in scheduled if choice is not None)
+    configs = {trial.folder: self.configs[trial.folder] for trial in trials if not trial.problem}
     tuning = Tuning(
       metric=self.plan.metric,
       goal=self.plan.goal,
       seeds=self.tune.seed_list,
       keep=self.tune.keep,
-      trials=len(folders),
-      choices=tuple(complete),
+      trials=len({trial.folder for trial in trials}),
+      choices=choices,
     )
-    plan = dataclasses.replace(self.plan, trials=tuple(trials))
-    return plan, configs, tuning if len(complete) == len(choices) else None
+    plan = dataclasses.replace(self.plan, trials=trials)
+    return plan, configs, tuning if len(choices) == len(scheduled) else None
 
   def notes(self) -> Iterator[str]:
     """Yields one line for each tuned parameter whose values do not share a compiled program."""

@@ -226,9 +226,10 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     for variant in plan.variants
     if (point, variant) in cells
   ]
-  identities: dict[int, dict[str, str]] = {}
+  # The first variant of each config.
+  first: dict[tuple[int, str], str] = {}
   for point, variant in order:
-    identities.setdefault(point, {})[variant] = cells[point, variant][0].trial.identity
+    first.setdefault((point, cells[point, variant][0].trial.identity), variant)
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
   verdicts = _compare(plan, samples, level)
   rankings = [
@@ -240,8 +241,9 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   rows = []
   for (point, variant), sample in samples.items():
     own, verdict = cells[point, variant], verdicts.get((point, variant))
-    equal = _equal_variant(variant, plan.baseline, identities[point])
-    note = _note(verdict, own, equal, len(sample.values))
+    equal = first[point, own[0].trial.identity]
+    name = {variant: '', plan.baseline: 'the baseline'}.get(equal, equal)
+    note = _note(verdict, own, name if own[0].trial.identity else '', len(sample.values))
     summary, ranks = summarise(list(sample.values.values())), rankings[point].ranks.get(variant)
     rows.append(Row(variant, point, tuple(own), summary, verdict, _costs(own), {}, ranks, note))
   rows = _add_fronts(rows, plan)
@@ -329,18 +331,6 @@ def _note(
   if 0 < comparison.pairs < finished:
     notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
   return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
-
-
-def _equal_variant(variant: str, baseline: str, identities: Mapping[str, str]) -> str:
-  """Returns the first variant with the same config; '' if there is no earlier one.
-
-  `identities` are the identities of the variants at the same point, in their order.
-  """
-  own = identities[variant]
-  first = next(name for name, identity in identities.items() if identity == own)
-  if first == variant or not own:
-    return ''
-  return 'the baseline' if first == baseline else first
 
 
 def _seeds(entries: Iterable[Entry], status: str) -> int:
