@@ -39,19 +39,16 @@ class Engine(Runner):
     """Submits groups of trials, and returns a function for each that returns True when its job is over."""
 
   def run(self, trials, folder, on_end):
-    groups = groups_of(trials)
-    jobs = dict(
-      zip([group[0].program for group in groups], self.start(groups, folder), strict=True)
-    )
+    jobs = self.start(groups_of(trials), folder) if trials else []
     remaining = {trial.folder: trial for trial in trials}
     while remaining:
-      # Asked first: the outcomes of a job that is over are visible, with a delay on some file systems.
-      running = {program for program, is_over in jobs.items() if not is_over()}
+      # Asked before the wait, as the last files of a job may become visible here with a delay.
+      jobs = [is_over for is_over in jobs if not is_over()]
       time.sleep(self.poll_seconds)
       for name in list(remaining):
         if outcome := usable_outcome(folder / name):
           on_end(remaining.pop(name), outcome)
-      if remaining and not running:
+      if remaining and not jobs:
         names = ', '.join([*remaining][:3]) + (' ...' if len(remaining) > 3 else '')
         raise UserError(
           f'{len(remaining)} trials have no outcome although their jobs ended ({names}): see the logs of the '
