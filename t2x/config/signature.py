@@ -73,7 +73,10 @@ class Part:
 
 
 def describe(obj: Any, name: str) -> Part:
-  """Reads the signature and annotations of a part; without a signature, any keyword is accepted."""
+  """Reads the signature and annotations of a part; without a signature, any keyword is accepted.
+
+  A constructor with `**settings` also has the settings of the constructor of its base class, to which it passes them.
+  """
   function = _function(obj)
   if function is None:
     return Part(name, obj, {}, False, obj)
@@ -93,6 +96,11 @@ def describe(obj: Any, name: str) -> Part:
     if p.kind in _BY_POSITION or p.kind in _BY_NAME
   }
   is_open = any(p.kind is p.VAR_KEYWORD for p in arguments)
+  base = _base_with_constructor(obj) if is_open else None
+  if base is not None:
+    inherited = describe(base, name)
+    parameters = {**inherited.parameters, **parameters}
+    is_open = inherited.open
   returns = obj if isinstance(obj, type) else hints.get('return', Any)
   return Part(name, obj, parameters, is_open, returns)
 
@@ -113,6 +121,12 @@ def _function(obj: Any) -> Any:
   if init is not object.__init__ and 'no_init' not in init.__name__:
     return init
   return None if new is object.__new__ else new
+
+
+def _base_with_constructor(obj: Any) -> type | None:
+  """Returns the base class that `super().__init__` calls in the constructor of a class; None if it has no parameters."""
+  owners = [cls for cls in getattr(obj, '__mro__', ()) if '__init__' in vars(cls)]
+  return next((cls for cls in owners[1:] if _function(cls) is not None), None)
 
 
 def _hints(obj: Any, function: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from t2x.layers.mixers.linformer import *
 from t2x.layers.mixers.lsh_attention import *
 from t2x.layers.mixers.memory_compressed import *
 from t2x.layers.mixers.nystrom import *
+from t2x.layers.mixers.recurrence import *
 from t2x.layers.mixers.routing_attention import *
 from t2x.layers.mixers.sinkhorn_attention import *
 from t2x.layers.mixers.synthesizers import *

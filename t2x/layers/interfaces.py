@@ -4,11 +4,10 @@ Unless documented otherwise a part is built as `Part(d_model, *, settings, rngs)
 [batch, length, d_model].
 """
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -82,19 +81,32 @@ class Source:
   tokens: Tokens
 
 
-class Cache(abc.ABC):
+AnyCache = TypeVar('AnyCache', bound='Cache')
+
+
+class Cache:
   """State of a part between the calls of a generation: a pytree whose arrays are [batch, ...].
 
   Tokens of segment 0 (padding) leave it unchanged or are written as masked tokens.
   """
 
-  @abc.abstractmethod
-  def repeat(self, copies: int) -> 'Cache':
+  def repeat(self: AnyCache, copies: int) -> AnyCache:
     """Returns the cache with each row repeated `copies` times; unchanged if the copies can share a row."""
+    return self._map(lambda cache: cache.repeat(copies), lambda a: jnp.repeat(a, copies, axis=0))
 
-  @abc.abstractmethod
-  def take(self, rows: Int[Array, ' batch']) -> 'Cache':
+  def take(self: AnyCache, rows: Int[Array, ' batch']) -> AnyCache:
     """Returns the cache with row i replaced by row rows[i], which is a copy of the same original row."""
+    return self._map(lambda cache: cache.take(rows), lambda a: a[rows])
+
+  def _map(
+    self: AnyCache, of_cache: Callable[['Cache'], 'Cache'], of_array: Callable[[Array], Array]
+  ) -> AnyCache:
+    """Applies functions to the caches that this one consists of, and to its other arrays."""
+    return jax.tree.map(
+      lambda a: of_cache(a) if isinstance(a, Cache) else of_array(a),
+      self,
+      is_leaf=lambda a: isinstance(a, Cache) and a is not self,
+    )
 
   def share(self, copies: int, num_slots: int) -> 'Cache | None':
     """Returns the cache for `copies` sequences per row whose tokens share the slots of the row, so that `take`

@@ -1,7 +1,6 @@
 """The key/value cache of an encoder or decoder."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,12 +26,10 @@ class BodyCache(Cache):
   source: Tokens | None = None
 
   def repeat(self, copies: int) -> 'BodyCache':
-    layers = self._map_layers(lambda cache: cache.repeat(copies))
-    return BodyCache(layers, self.slots.repeat(copies), self.source)
+    return dataclasses.replace(super().repeat(copies), source=self.source)
 
   def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
-    layers = self._map_layers(lambda cache: cache.take(rows))
-    return BodyCache(layers, self.slots.take(rows), self.source)
+    return dataclasses.replace(super().take(rows), source=self.source)
 
   def share(self, copies: int, num_slots: int) -> 'BodyCache | None':
     if copies > MAX_COPIES:
@@ -44,7 +41,3 @@ class BodyCache(Cache):
     if any(cache is None for layer in layers for cache in layer.values()):
       return None
     return BodyCache(layers, SharedSlots.of(self.slots, copies, num_slots), self.source)
-
-  def _map_layers(self, function: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
-    """Applies `function` to the caches of unstacked layers, whose first axis is the batch."""
-    return [{name: function(cache) for name, cache in layer.items()} for layer in self.layers]

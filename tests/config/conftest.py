@@ -23,7 +23,7 @@ __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
   'Mixer', 'Model', 'Normal', 'Pattern', 'PresetBlock', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
   'gelu', 'relu', 'scaled', 'zero', 'Ranges', 'Strict', 'NoCache', 'FewArguments', 'OneValue', 'Fits',
-  'Declared', 'OfAnother', 'NoTuple', 'Table',
+  'Declared', 'OfAnother', 'NoTuple', 'Table', 'TiedAttention',
 ]
 
 
@@ -123,6 +123,12 @@ class Attention(Module):
     super().__init__(d_model=d_model, num_heads=num_heads, kernel=kernel)
 
   def mix(self, x): ...
+
+
+class TiedAttention(Attention):
+  def __init__(self, d_model: int, *, tied: bool = True, rngs: Rngs, **settings):
+    super().__init__(d_model, rngs=rngs, **settings)
+    self.given['tied'] = tied
 
 
 class MLP(Module):

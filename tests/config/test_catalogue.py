@@ -133,6 +133,19 @@ def test_descriptions_come_from_base_classes_too(interfaces):
   assert rows['strategy'][0] == '@Sampling(temperature=0.8, top_k=40)'
 
 
+def test_settings_that_a_constructor_forwards_are_listed_with_their_range(interfaces):
+  (mixer,) = (part for part in interfaces['Sublayer'].parts if part.name == 'LSHAttention')
+  rows = {name: row for name, *row in catalogue.parameters(mixer)}
+  assert rows['num_heads'][0].startswith('an integer, at least 1 and at most')
+  assert rows['num_heads'][1:] == ['required', 'number of heads.']
+  assert rows['use_bias'] == [
+    'True or False',
+    'False',
+    'whether the query and value projections have biases.',
+  ]
+  assert not mixer.open and 'settings' not in mixer.parameters
+
+
 def test_a_part_is_described(capsys):
   assert main(['parts', 'Cosine']) == 0
   out = capsys.readouterr().out

@@ -54,6 +54,19 @@ def test_bindings_reach_a_default_that_is_a_partial(read):
   assert block(encoder)['mixer'].given['num_heads'] == 3
 
 
+def test_settings_that_a_constructor_forwards_are_those_of_its_base_class(read, errors):
+  text = GOOD.replace(
+    'Attention.num_heads = 4', 'Block.mixer = @TiedAttention\nTiedAttention.tied = False\n'
+  )
+  text += 'TiedAttention.num_heads = 2\nTiedAttention.kernel = @Dense()\nDense.precision = "low"\n'
+  mixer = block(parts_of(read(text).build().model)[0])['mixer'].given
+  assert (mixer['num_heads'], mixer['kernel'].precision, mixer['tied']) == (2, 'low', False)
+  (message,) = errors(text.replace('.num_heads = 2', '.num_heads = None'))
+  assert 'TiedAttention.num_heads must be an integer' in message
+  (message,) = errors(text.replace('.kernel = @Dense()', '.kernal = @Dense()'))
+  assert "did you mean 'kernel'" in message
+
+
 def test_a_scope_holds_for_everything_beneath_and_the_more_specific_wins(read):
   config = read(
     GOOD

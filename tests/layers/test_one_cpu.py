@@ -20,6 +20,7 @@ from t2x.layers import (
   DynamicHyperConnections,
   FavorPlus,
   Full,
+  LinearState,
   Result,
   RoutingAttention,
   SinkhornAttention,
@@ -27,7 +28,7 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.embeddings.token_embeddings import float32_logits
-from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
+from t2x.layers.mixers.gated_delta import gated_delta_rule
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.lsh_attention import hashes
 from t2x.layers.mixers.nystrom import pseudo_inverse
@@ -165,7 +166,7 @@ def exact_parts():
   q, k, v = (normal(seed, 2, 6, 2, 4) for seed in range(3))
   rate, segments = normal(3, 2, 6, 2), jnp.ones((2, 6), jnp.int32)
   heads, rows = normal(4, 2, 2, 6, 4), normal(5, 2, 6, 8)
-  delta = DeltaState(jnp.zeros((2, 2, 4, 4)), segments[:, 0])
+  delta = LinearState(jnp.zeros((2, 2, 4, 4)), segments[:, 0])
   streams = DynamicHyperConnections(8, num_streams=3, rngs=rngs)
   sinkhorn = SinkhornAttention(8, num_heads=2, block=3, rngs=rngs)
   routing = RoutingAttention(8, num_heads=2, num_clusters=2, window=3, rngs=rngs)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.interfaces import Cache, Slots
+from t2x.layers.interfaces import AnyCache, Cache, Slots
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.tokens import RowLayout, Tokens, write
 
@@ -58,12 +58,6 @@ class KeyValueCache(_KeysAndValues):
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
     new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
     return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
-
-  def repeat(self, copies: int) -> 'KeyValueCache':
-    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
-
-  def take(self, rows: Int[Array, ' batch']) -> 'KeyValueCache':
-    return jax.tree.map(lambda a: a[rows], self)
 
   def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache':
     k, v = jax.tree.map(lambda a: _pad(a, num_slots, 2), (self.k, self.v))
@@ -130,11 +124,12 @@ class InputMemory(Cache):
     both = jnp.concatenate([jax.lax.stop_gradient(self.x).astype(x.dtype), x], axis=1)
     return both, InputMemory(both[:, x.shape[1] :].astype(self.x.dtype))
 
-  def repeat(self, copies: int) -> 'InputMemory':
-    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
 
-  def take(self, rows: Int[Array, ' batch']) -> 'InputMemory':
-    return jax.tree.map(lambda a: a[rows], self)
+class RecurrentState(Cache):
+  """Base class of states whose size does not depend on the number of tokens."""
+
+  def share(self: AnyCache, copies: int, num_slots: int) -> AnyCache:
+    return self.repeat(copies)
 
 
 # Mark of tokens: bit i is set if the token belongs to sequence i of its row.

@@ -13,11 +13,13 @@ from t2x.layers.parameters import dropout
 # Score of a hidden key.
 HIDDEN = -1e9
 
+HeadRows = Float[Array, 'batch heads length head_dim']
+
 
 def attend_in_groups(
-  q: Float[Array, 'batch heads length head_dim'],
-  k: Float[Array, 'batch heads length head_dim'],
-  v: Float[Array, 'batch heads length head_dim'],
+  q: HeadRows,
+  k: HeadRows,
+  v: HeadRows,
   groups: Int[Array, 'batch heads rounds length'],
   chunk: int,
   *,
@@ -25,7 +27,7 @@ def attend_in_groups(
   own_score: float | None = None,
   dropout_rate: Any = 0.0,
   key: Array | None = None,
-) -> Float[Array, 'batch heads length head_dim']:
+) -> HeadRows:
   """Attends from each token to the nearest tokens of its group, in the order of the row.
 
   Several rounds are averaged with the weights of their softmax denominators. Which tokens are visible depends

@@ -1,5 +1,8 @@
 """Query, key, value and output projections, for mixers that replace softmax attention."""
 
+import abc
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -7,10 +10,14 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.constraints import constrain
-from t2x.layers.interfaces import Call, Sublayer
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.parameters import Initializer, Linear
-from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.patterns.algebra import Causal, Full, Pattern
 from t2x.layers.tokens import RowLayout, Tokens
+
+# Features of each head, such as queries.
+Heads = Float[Array, 'batch length heads head_dim']
 
 
 def head_projection(
@@ -34,12 +41,17 @@ class HeadProjections(nnx.Module):
     out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None.
+    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or a
+      pattern that is not one of `patterns`.
   """
 
   implements = (Sublayer,)
   reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
+  # The patterns that it supports.
+  patterns: tuple[Pattern, ...] = (Full(), Causal())
+  # What it computes from all tokens of a row, for the error message of mixers without a cache.
+  uses_rows: str
   # Names of the input projections. `project` needs all three.
   projections: tuple[str, ...] = ('q', 'k', 'v')
   q: Linear
@@ -51,11 +63,11 @@ class HeadProjections(nnx.Module):
     d_model: int,
     *,
     num_heads: Size,
-    head_dim: Size | None,
-    use_bias: bool,
-    out_bias: bool,
-    kernel_init: Initializer,
-    out_init: Initializer | None,
+    head_dim: Size | None = None,
+    use_bias: bool = True,
+    out_bias: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
     if head_dim is None and d_model % num_heads:
@@ -78,53 +90,85 @@ class HeadProjections(nnx.Module):
       rngs=rngs,
     )
 
-  def project(
-    self, x: Float[Array, 'batch length d_model']
-  ) -> tuple[
-    Float[Array, 'batch length heads head_dim'],
-    Float[Array, 'batch length heads head_dim'],
-    Float[Array, 'batch length heads head_dim'],
-  ]:
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> Any:
+    """Returns an empty cache; raises UserError if outputs of earlier tokens depend on all tokens of a row."""
+    raise UserError(
+      f'{type(self).__name__} {self.uses_rows} and cannot decode token by token: use it in an Encoder, leave '
+      'out evaluations that generate, or use MultiHeadAttention'
+    )
+
+  def project(self, x: Float[Array, 'batch length d_model']) -> tuple[Heads, Heads, Heads]:
     """Returns the queries, keys and values of `x`."""
     q = constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
     return q, k, v
 
-  def output(
-    self, y: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch length d_model']:
+  def output(self, y: Heads) -> Float[Array, 'batch length d_model']:
     """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))
 
-  def check_source(self, call: Call) -> None:
-    """Raises UserError if the call has a source."""
-    if call.source is not None:
+  def check_call(self, call: Call) -> bool:
+    """Returns whether the pattern is Causal(); raises UserError if the mixer does not support the call."""
+    check_no_source(self, call)
+    if call.pattern.offsets() not in {pattern.offsets() for pattern in self.patterns}:
       raise UserError(
-        f'{type(self).__name__} cannot attend to a source: use MultiHeadAttention for Block.cross'
+        f'{type(self).__name__} does not support the pattern {call.pattern}: use '
+        f'{" or ".join(map(str, self.patterns))}, or MultiHeadAttention for other patterns'
       )
-
-  def check_call(self, call: Call, *patterns: Pattern) -> None:
-    """Raises UserError if the call has a source or a pattern other than `patterns`."""
-    self.check_source(call)
-    name = type(self).__name__
-    if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
-      raise UserError(
-        f'{name} does not support the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
-        'MultiHeadAttention for other patterns'
-      )
-
-  def check_one_segment(self, tokens: Tokens) -> None:
-    """Raises UserError if the rows may hold several segments; see `nan_for_several_segments`."""
-    if tokens.layout is not RowLayout.CONTIGUOUS:
-      raise UserError(
-        f'{type(self).__name__} mixes all tokens of a row, and these rows may hold several segments: use a '
-        'task with one segment per row (packing = @FullRows), or MultiHeadAttention'
-      )
+    return call.pattern.offsets() == Causal().offsets()
 
 
-def nan_for_several_segments(
-  y: Float[Array, 'batch length heads head_dim'], tokens: Tokens
-) -> Float[Array, 'batch length heads head_dim']:
+class WholeRow(HeadProjections):
+  """Base class of mixers in which each token depends on all tokens of its row.
+
+  A row must be one segment with positions from 0 (`Tokens.row`), and decoding token by token is not supported. The
+  output is NaN for rows with several segments, because segments are only available at run time.
+
+  Raises:
+    UserError: see `HeadProjections`; when called, the rows may hold several segments.
+  """
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Mixes the tokens of each row of `x`."""
+    is_causal = self.check_call(call)
+    check_one_segment(self, call.tokens)
+    y = self.mix(x, call, is_causal)
+    return Result(self.output(nan_for_several_segments(y, call.tokens)))
+
+  @abc.abstractmethod
+  def mix(self, x: Float[Array, 'batch length d_model'], call: Call, is_causal: bool) -> Heads:
+    """Returns the outputs of the heads; padding must not change those of tokens."""
+
+
+def check_no_source(part: Any, call: Call) -> None:
+  """Raises UserError if the call has a source."""
+  if call.source is not None:
+    name = type(part).__name__
+    raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
+
+
+def check_one_segment(part: Any, tokens: Tokens, other: str = 'or MultiHeadAttention') -> None:
+  """Raises UserError if the rows may hold several segments; see `nan_for_several_segments`."""
+  if tokens.layout is not RowLayout.CONTIGUOUS:
+    raise UserError(
+      f'{type(part).__name__} mixes all tokens of a row, and these rows may hold several segments: use a task '
+      f'with one segment per row (packing = @FullRows), {other}'
+    )
+
+
+def check_max_length(part: Any, length: int) -> None:
+  """Raises UserError if a row is longer than the maximum of a part."""
+  if part.max_length is not None and length > part.max_length:
+    name = type(part).__name__
+    raise UserError(
+      f'a row of {length} tokens is longer than {name}.max_length = {part.max_length}: shorten the rows or '
+      'raise max_length'
+    )
+
+
+def nan_for_several_segments(y: Heads, tokens: Tokens) -> Heads:
   """Returns NaN for rows with several segments, which are only available at run time."""
   if tokens.segments is None:
     return y

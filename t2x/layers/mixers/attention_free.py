@@ -12,15 +12,15 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
+from t2x.layers.attention.cache import RecurrentState
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import normal, xavier_uniform
+from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.mixers.linear_attention import RecurrentState
 from t2x.layers.parameters import Initializer, param
-from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.patterns.algebra import Causal
 from t2x.layers.tokens import Tokens, rows_at
 
 __all__ = ['AttentionFree', 'ConvBias', 'LocalBias', 'NoBias', 'PositionBias']
@@ -130,20 +130,11 @@ class AttentionFree(HeadProjections):
   relative to the largest visible key, so that a later token changes no earlier output.
 
   Args:
-    d_model: width of the input and output.
     bias: builds the position biases w. `NoBias` is AFT-simple, `FullBias` and `FactorizedBias` AFT-full, `LocalBias`
       AFT-local and `ConvBias` AFT-conv.
     num_heads: number of groups of features with position biases of their own. The tensor axis of a mesh must
       divide it.
-    head_dim: features per group. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
-
-  Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or
-      a pattern other than Full() and Causal().
+    settings: those of `HeadProjections`.
   """
 
   def __init__(
@@ -152,23 +143,10 @@ class AttentionFree(HeadProjections):
     *,
     bias: Callable[..., PositionBias],
     num_heads: Size = 1,
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, num_heads=num_heads, rngs=rngs, **settings)
     self.bias: Any = bias(self.num_heads, rngs=rngs)
     self.max_length = self.bias.max_length
 
@@ -185,30 +163,35 @@ class AttentionFree(HeadProjections):
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Sums | None = None
   ) -> Result:
     """Averages the values of the tokens of `x` and of the cache."""
-    self.check_call(call, Full(), Causal())
+    self.check_call(call)
     q, k, v = self.project(x)
     dtype = softmax_dtype(x)
     y, cache = self.bias(k.astype(dtype), v.astype(dtype), call, cache)
     return Result(self.output((jax.nn.sigmoid(q.astype(dtype)) * y).astype(x.dtype)), cache)
 
 
-class _Windowed(nnx.Module):
+class BiasModule(nnx.Module):
+  """Base class of biases that need all keys."""
+
+  implements = (PositionBias,)
+  max_length: int | None = None
+
+  def init_cache(self, batch: int, heads: int, head_dim: int) -> Sums:
+    """Raises UserError, because the averages also depend on the positions of cached tokens."""
+    raise UserError(
+      f'AttentionFree with {type(self).__name__} cannot decode token by token: use NoBias, or an Encoder'
+    )
+
+
+class _Windowed(BiasModule):
   """Base class of biases that are zero at and beyond a distance, in time and memory linear in the length.
 
   The sums over tokens outside of the window come from running sums, so that only tokens inside of it are visited one
   distance at a time. Distances are counted along the row, padding included.
   """
 
-  implements = (PositionBias,)
-  max_length: int | None = None
   # Smallest distance without a bias.
   reach: int = 0
-
-  def init_cache(self, batch: int, heads: int, head_dim: int) -> Sums:
-    """Raises UserError, because the averages also depend on the distances of cached tokens."""
-    raise UserError(
-      f'AttentionFree with {type(self).__name__} cannot decode token by token: use NoBias, or an Encoder'
-    )
 
   def at_offset(
     self, offset: Int[Array, ''], tokens: Tokens
@@ -339,8 +322,7 @@ class ConvBias(_Windowed):
     rngs: nnx.Rngs,
   ):
     self.reach = window
-    shape = 2 * window - 1, num_heads
-    axes = ('taps', 'heads')
+    shape, axes = (2 * window - 1, num_heads), ('taps', 'heads')
     self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def at_offset(

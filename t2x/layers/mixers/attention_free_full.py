@@ -1,26 +1,28 @@
 """Position biases of `AttentionFree` for all pairs of positions (AFT-full, https://arxiv.org/abs/2105.14103)."""
 
-from typing import NoReturn
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t2x.base.errors import UserError
 from t2x.base.ranges import Size
+from t2x.layers.attention.head_projections import (
+  Heads,
+  check_max_length,
+  check_one_segment,
+  nan_for_several_segments,
+)
 from t2x.layers.counting import token_sums
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Call
-from t2x.layers.mixers.attention_free import LOWEST, Sums
+from t2x.layers.mixers.attention_free import LOWEST, BiasModule, Sums
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Causal
-from t2x.layers.tokens import RowLayout
 
 __all__ = ['FactorizedBias', 'FullBias']
 
 
-class FullBias(nnx.Module):
+class FullBias(BiasModule):
   """AFT-full: a learned w_tt' for each pair of positions.
 
   Time and the size of w are quadratic in the length, the activations of a row linear. A row must be one segment with
@@ -43,16 +45,10 @@ class FullBias(nnx.Module):
     init: Initializer = normal(0.01),
     rngs: nnx.Rngs,
   ):
-    self.max_length: int | None = max_length
+    self.max_length = max_length
     self.chunk = chunk
     shape, axes = (num_heads, max_length, max_length), ('heads', 'length', 'length')
     self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
-
-  def init_cache(self, batch: int, heads: int, head_dim: int) -> NoReturn:
-    """Raises UserError, because every average weights all tokens anew."""
-    raise UserError(
-      f'AttentionFree with {type(self).__name__} cannot decode token by token: use NoBias, or an Encoder'
-    )
 
   def biases(self, length: int) -> Float[Array, 'heads length length']:
     """Returns the biases of the first positions."""
@@ -61,17 +57,8 @@ class FullBias(nnx.Module):
   def __call__(self, k: Array, v: Array, call: Call, cache: None) -> tuple[Array, None]:
     """See `PositionBias`. The output is NaN for rows with several segments, which are only known at run time."""
     length, tokens = k.shape[1], call.tokens
-    name = type(self).__name__
-    if tokens.layout is not RowLayout.CONTIGUOUS:
-      raise UserError(
-        f'{name} has biases for positions of a row, and these rows may hold several segments: use a task with one '
-        'segment per row (packing = @FullRows), ConvBias or LocalBias'
-      )
-    if self.max_length is not None and length > self.max_length:
-      raise UserError(
-        f'a row of {length} tokens is longer than {name}.max_length = {self.max_length}: shorten the rows or '
-        'raise max_length'
-      )
+    check_one_segment(self, tokens, 'ConvBias or LocalBias')
+    check_max_length(self, length)
     segments = jnp.ones((1, length), jnp.int32) if tokens.segments is None else tokens.segments
     w = self.biases(length).astype(k.dtype)
     if call.pattern.offsets() == Causal().offsets():
@@ -81,9 +68,7 @@ class FullBias(nnx.Module):
       maximum = jnp.where(is_token, jax.lax.stop_gradient(k), LOWEST).max(axis=1, keepdims=True)
       sums = Sums(maximum, *_weighted(_exp(w), k, v, is_token, maximum), segments)
       y = sums.average()
-    last = segments.max(axis=1, keepdims=True)
-    is_one = ((segments == 0) | (segments == last)).all(axis=1)
-    return jnp.where(is_one[:, None, None, None], y, jnp.nan), None
+    return nan_for_several_segments(y, tokens), None
 
 
 class FactorizedBias(FullBias):
@@ -139,11 +124,11 @@ def _weighted(
 
 def _causal_average(
   w: Float[Array, 'heads length length'],
-  k: Float[Array, 'batch length heads head_dim'],
-  v: Float[Array, 'batch length heads head_dim'],
+  k: Heads,
+  v: Heads,
   is_token: Bool[Array, 'batch length'],
   chunk: int,
-) -> Float[Array, 'batch length heads head_dim']:
+) -> Heads:
   """Averages under Causal(): a matrix product for the keys before each chunk of queries, relative to their largest key,
   and all pairs within the chunk."""
   length = k.shape[1]

@@ -3,6 +3,7 @@ https://arxiv.org/abs/1901.10430)."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +14,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
+from t2x.layers.attention.cache import RecurrentState
+from t2x.layers.attention.head_projections import check_no_source
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Cache, Call, Result, Sublayer
+from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.tokens import Tokens
@@ -84,25 +87,23 @@ class _Convolution(nnx.Module):
     Raises:
       UserError: the call has a source.
     """
-    if call.source is not None:
-      name = type(self).__name__
-      raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
+    check_no_source(self, call)
     a, gate = jnp.moveaxis(self.gate(x), -2, 0)
     source = constrain(a * jax.nn.sigmoid(gate), 'batch', 'length', 'mlp')
     kernels = jax.nn.softmax(self.logits(source).astype(Dtypes.softmax))
     kernels = dropout(kernels, self.dropout_rate, call.key)
-    if cache is None:
-      check_reads(call.pattern, call.tokens, call.tokens)
-      return Result(self.out(self._convolve(source, kernels, call.tokens, call.pattern)))
-    # Cached tokens precede those of the call, without padding between them.
-    both, tokens, permutation = cache.concatenate(source, call.tokens)
-    check_reads(call.pattern, tokens, tokens)
-    length = x.shape[1]
-    kernels = jnp.broadcast_to(kernels, (*x.shape[:2], *kernels.shape[2:]))
-    kernels = jnp.pad(kernels, ((0, 0), (both.shape[1] - length, 0), (0, 0), (0, 0)))
-    y = self._convolve(both, take_tokens(kernels, permutation.order), tokens, call.pattern)
-    y = take_tokens(y, permutation.inverse)[:, -length:]
-    return Result(self.out(y), cache.keep_last(both, tokens))
+
+    def convolved(source: Array, tokens: Tokens, order: Array | None) -> Array:
+      check_reads(call.pattern, tokens, tokens)
+      taps = kernels
+      if order is not None:
+        taps = jnp.broadcast_to(taps, (*x.shape[:2], *taps.shape[2:]))
+        taps = jnp.pad(taps, ((0, 0), (order.shape[1] - x.shape[1], 0), (0, 0), (0, 0)))
+        taps = take_tokens(taps, order)
+      return self._convolve(source, taps, tokens, call.pattern)
+
+    y, cache = apply_with_recent(convolved, source, call.tokens, cache)
+    return Result(self.out(y), cache)
 
   @token_sums()
   def _convolve(
@@ -192,17 +193,9 @@ def take_tokens(a: Array, order: Int[Array, 'batch taken']) -> Array:
   return jnp.take_along_axis(a, order.reshape(*order.shape, *[1] * (a.ndim - 2)), axis=1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Permutation:
-  """Permutation of the tokens of each row, and its inverse."""
-
-  order: Int[Array, 'batch length']
-  inverse: Int[Array, 'batch length']
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RecentTokens(Cache):
+class RecentTokens(RecurrentState):
   """Cache of the last tokens of each row, without padding; the newest token is the last.
 
   Attributes:
@@ -222,8 +215,9 @@ class RecentTokens(Cache):
       Tokens(zeros, zeros, marks={'prefix': zeros.astype(bool)}),
     )
 
-  def concatenate(self, x: Array, tokens: Tokens) -> tuple[Array, Tokens, _Permutation]:
-    """Returns the cached tokens followed by the tokens of a call, with all padding moved to the front."""
+  def concatenate(self, x: Array, tokens: Tokens) -> tuple[Array, Tokens, Int[Array, 'batch both']]:
+    """Returns the cached tokens followed by the tokens of a call, with all padding moved to the front, and their
+    indices before the move."""
     batch, length = x.shape[:2]
 
     def concatenated(old, new, default):
@@ -243,7 +237,7 @@ class RecentTokens(Cache):
       },
     )
     both = jnp.concatenate([self.x.astype(x.dtype), x], axis=1)
-    return take_tokens(both, order), moved, _Permutation(order, jnp.argsort(order, axis=1))
+    return take_tokens(both, order), moved, order
 
   def keep_last(self, x: Array, tokens: Tokens) -> 'RecentTokens':
     """Returns a cache of the last tokens of the rows returned by `concatenate`."""
@@ -251,14 +245,30 @@ class RecentTokens(Cache):
     last = jax.tree.map(lambda a: a[:, first:], tokens)
     return RecentTokens(x[:, first:].astype(self.x.dtype), last)
 
-  def repeat(self, copies: int) -> 'RecentTokens':
-    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
 
-  def take(self, rows: Int[Array, ' batch']) -> 'RecentTokens':
-    return jax.tree.map(lambda a: a[rows], self)
+def apply_with_recent(
+  function: Callable[[Array, Tokens, Array | None], Array],
+  x: Array,
+  tokens: Tokens,
+  cache: RecentTokens | None,
+) -> tuple[Array, RecentTokens | None]:
+  """Applies a function of neighbouring tokens to the tokens of a call, after those of the cache.
 
-  def share(self, copies: int, num_slots: int) -> 'RecentTokens':
-    return self.repeat(copies)
+  Args:
+    function: maps vectors [batch, length, ...], their metadata and their order to vectors. With a cache these are the
+      tokens that `RecentTokens.concatenate` returns; without one the order is None.
+    x: vectors of the tokens of a call, [batch, length, ...].
+    tokens: their metadata.
+    cache: the tokens before them.
+
+  Returns:
+    The vectors of the tokens of the call, and the new cache.
+  """
+  if cache is None:
+    return function(x, tokens, None), None
+  both, moved, order = cache.concatenate(x, tokens)
+  y = take_tokens(function(both, moved, order), jnp.argsort(order, axis=1))
+  return y[:, -x.shape[1] :], cache.keep_last(both, moved)
 
 
 @functools.cache

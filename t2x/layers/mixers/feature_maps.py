@@ -13,10 +13,16 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, Size
+from t2x.layers.attention.head_projections import Heads
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
 
 __all__ = ['CallFeatures', 'EluPlusOne', 'FavorPlus', 'FeatureMap', 'ReluFeatures']
+
+Features = Float[Array, 'batch length heads features']
+# Logarithms of factors.
+Logs = Float[Array, 'batch length heads']
+Directions = Float[Array, 'features head_dim']
 
 
 @runtime_checkable
@@ -31,17 +37,11 @@ class FeatureMap(Protocol):
     """Number of features per head."""
     ...
 
-  def queries(
-    self, q: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch length heads features']:
+  def queries(self, q: Heads) -> Features:
     """Returns phi(q) times any positive factor per query and head, which the normalisation cancels."""
     ...
 
-  def keys(
-    self, k: Float[Array, 'batch length heads head_dim']
-  ) -> tuple[
-    Float[Array, 'batch length heads features'], Float[Array, 'batch length heads'] | None
-  ]:
+  def keys(self, k: Heads) -> tuple[Features, Logs | None]:
     """Returns features f and logarithms s with phi(k) = exp(s) f, so that phi(k) may exceed the range of the
     dtype. No gradient flows through s. None: s = 0."""
     ...
@@ -69,16 +69,12 @@ class EluPlusOne(nnx.Module):
   def __init__(self, head_dim: Size, *, rngs: nnx.Rngs):
     self.num_features = head_dim
 
-  def queries(
-    self, q: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch length heads head_dim']:
+  def queries(self, q: Heads) -> Heads:
     """Returns the features of queries."""
     # exp(x) for x < 0 avoids the rounding errors of elu(x) + 1.
     return jnp.where(q > 0, q + 1, jnp.exp(jnp.where(q > 0, 0, q)))
 
-  def keys(
-    self, k: Float[Array, 'batch length heads head_dim']
-  ) -> tuple[Float[Array, 'batch length heads head_dim'], None]:
+  def keys(self, k: Heads) -> tuple[Heads, None]:
     """Returns the features of keys."""
     return self.queries(k), None
 
@@ -137,39 +133,32 @@ class RandomFeatures(nnx.Module):
     omega = drawn_directions(self.num_features, self.head_dim, key)
     return DirectedFeatures(self, omega)
 
-  @abc.abstractmethod
-  def queries(
-    self,
-    q: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> Float[Array, 'batch length heads features']:
+  def queries(self, q: Heads, omega: Directions | None = None) -> Features:
     """Returns the features of queries; see `FeatureMap` and `project`."""
+    return self.of_queries(self.project(self.scaled(q), omega))
+
+  def keys(self, k: Heads, omega: Directions | None = None) -> tuple[Features, Logs | None]:
+    """Returns the features of keys; see `FeatureMap` and `project`."""
+    k = self.scaled(k)
+    return self.of_keys(self.project(k, omega), k)
 
   @abc.abstractmethod
-  def keys(
-    self,
-    k: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> tuple[
-    Float[Array, 'batch length heads features'], Float[Array, 'batch length heads'] | None
-  ]:
-    """Returns the features of keys; see `FeatureMap` and `project`."""
+  def of_queries(self, logits: Features) -> Features:
+    """Returns the features of queries; `logits` are their products with the directions."""
+
+  @abc.abstractmethod
+  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, Logs | None]:
+    """Returns the features of scaled keys `k`; `logits` are their products with the directions."""
 
   @property
   def _setting(self) -> str:
     return f'{type(self).__name__}.redraw_every = {self.redraw_every}'
 
-  def scaled(
-    self, x: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch length heads head_dim']:
+  def scaled(self, x: Heads) -> Heads:
     """Returns x head_dim**-0.25."""
     return x * self.head_dim**-0.25
 
-  def project(
-    self,
-    x: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> Float[Array, 'batch length heads features']:
+  def project(self, x: Heads, omega: Directions | None = None) -> Features:
     """Returns x omega'; `omega` is None for directions that never change."""
     if omega is None and self.redraw_every is not None:
       raise UserError(
@@ -192,24 +181,18 @@ class DirectedFeatures:
   """
 
   features: RandomFeatures
-  omega: Float[Array, 'features head_dim']
+  omega: Directions
 
   @property
   def num_features(self) -> int:
     """Number of features per head."""
     return self.features.num_features
 
-  def queries(
-    self, q: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch length heads features']:
+  def queries(self, q: Heads) -> Features:
     """Returns the features of queries."""
     return self.features.queries(q, self.omega)
 
-  def keys(
-    self, k: Float[Array, 'batch length heads head_dim']
-  ) -> tuple[
-    Float[Array, 'batch length heads features'], Float[Array, 'batch length heads'] | None
-  ]:
+  def keys(self, k: Heads) -> tuple[Features, Logs | None]:
     """Returns the features of keys and the logarithms of their factors."""
     return self.features.keys(k, self.omega)
 
@@ -220,27 +203,19 @@ class FavorPlus(RandomFeatures):
 
   Each query and key is divided by its own largest feature; the logarithms of the keys' divisors are summed with
   the features, so no output depends on the size of later tokens or of other segments. The constant 1e-4
-  that the authors' code adds to all features is left out. Arguments are those of `RandomFeatures`.
+  that the authors' code adds to all features is left out. Where queries and keys are so large that the products of
+  the features of a query with those of all keys underflow, the output is NaN; `ReluFeatures` cannot underflow.
+  Arguments are those of `RandomFeatures`.
   """
 
-  def queries(
-    self,
-    q: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> Float[Array, 'batch length heads features']:
+  def of_queries(self, logits: Features) -> Features:
     """Returns the features of queries, divided by the largest of each query and head."""
     # |q|^2 / 2 and sqrt(m) are factors that the normalisation cancels.
-    logits = self.project(self.scaled(q), omega)
     return jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
 
-  def keys(
-    self,
-    k: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> tuple[Float[Array, 'batch length heads features'], Float[Array, 'batch length heads']]:
+  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, Logs]:
     """Returns the features of keys, divided by the largest of each key and head, and its logarithm."""
-    k = self.scaled(k)
-    logits = self.project(k, omega) - jnp.square(k).sum(axis=-1, keepdims=True) / 2
+    logits = logits - jnp.square(k).sum(axis=-1, keepdims=True) / 2
     largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     return jnp.exp(logits - largest), largest[..., 0]
 
@@ -251,21 +226,13 @@ class ReluFeatures(RandomFeatures):
   Arguments are those of `RandomFeatures`.
   """
 
-  def queries(
-    self,
-    q: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> Float[Array, 'batch length heads features']:
+  def of_queries(self, logits: Features) -> Features:
     """Returns the features of queries."""
-    return jax.nn.relu(self.project(self.scaled(q), omega)) + 1e-3
+    return jax.nn.relu(logits) + 1e-3
 
-  def keys(
-    self,
-    k: Float[Array, 'batch length heads head_dim'],
-    omega: Float[Array, 'features head_dim'] | None = None,
-  ) -> tuple[Float[Array, 'batch length heads features'], None]:
+  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, None]:
     """Returns the features of keys."""
-    return self.queries(k, omega), None
+    return self.of_queries(logits), None
 
 
 def orthogonal_normal(rows: int, columns: int, seed: int) -> np.ndarray:

@@ -11,13 +11,12 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.cache import RecurrentState
+from t2x.layers.attention.head_projections import HeadProjections, Heads
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.mixers.linear_attention import LinearState, RecurrentState, visible_sums
-from t2x.layers.parameters import Initializer
-from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.mixers.linear_attention import visible_sums
+from t2x.layers.mixers.recurrence import LinearState
 
 __all__ = ['FlowAttention', 'FlowState']
 
@@ -52,43 +51,15 @@ class FlowAttention(HeadProjections):
   `LinearAttention`. Decoding, under Causal(), caches sums of a fixed size.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
-    head_dim: features per head. None: d_model / num_heads.
     chunk: tokens per chunk.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
-      pattern other than Full() and Causal(), or a cache under Full().
+    UserError: see `HeadProjections`; when called, there is a cache under Full().
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    num_heads: Size,
-    head_dim: Size | None = None,
-    chunk: Size = 64,
-    use_bias: bool = True,
-    out_bias: bool = True,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+  def __init__(self, d_model: int, *, chunk: Size = 64, rngs: nnx.Rngs, **settings: Any):
+    super().__init__(d_model, rngs=rngs, **settings)
     self.chunk = chunk
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> FlowState:
@@ -108,8 +79,7 @@ class FlowAttention(HeadProjections):
 
     For tokens that see no token (padding) the input of the output projection is zero.
     """
-    self.check_call(call, Full(), Causal())
-    if cache is not None and call.pattern.offsets() != Causal().offsets():
+    if not self.check_call(call) and cache is not None:
       raise UserError(
         'FlowAttention decodes only under Causal(), because its flows depend on all visible tokens: use the '
         'pattern Causal(), or LinearAttention'
@@ -140,8 +110,6 @@ class FlowAttention(HeadProjections):
     return Result(self.output((allocation * y).astype(x.dtype)), new)
 
 
-def _flow(
-  a: Float[Array, 'batch length heads head_dim'], sums: Float[Array, 'batch length heads head_dim']
-) -> Float[Array, 'batch length heads 1']:
+def _flow(a: Heads, sums: Heads) -> Float[Array, 'batch length heads 1']:
   """Returns the flow between the features of each token and a sum of features."""
   return ((a + EPSILON) * (sums + EPSILON)).sum(axis=-1, keepdims=True)

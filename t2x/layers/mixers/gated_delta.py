@@ -12,14 +12,15 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
+from t2x.layers.attention.cache import RecurrentState
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast, exact_einsum
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens
-from t2x.layers.mixers.linear_attention import RecurrentState, chunked, last_segment
+from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible
+from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrence, split
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal
@@ -33,21 +34,6 @@ EPSILON = 1e-6
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DeltaState(RecurrentState):
-  """State of the delta rule after the last token of each row.
-
-  Attributes:
-    sums: the transposed state S', [batch, heads, head_dim, v_dim], in float32 or wider.
-    segment: the segment of the last token, int32 [batch]; 0: no token yet.
-  """
-
-  # Not annotated with shapes: a stack adds a leading dimension for its layers.
-  sums: Any
-  segment: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class DeltaCache(RecurrentState):
   """Cache of `GatedDeltaNet`.
 
@@ -57,8 +43,8 @@ class DeltaCache(RecurrentState):
     state: the state after the last token.
   """
 
-  recent: RecentTokens
-  state: DeltaState
+  recent: RecentTokens | None
+  state: LinearState
 
 
 class GatedDeltaNet(HeadProjections):
@@ -85,9 +71,10 @@ class GatedDeltaNet(HeadProjections):
     out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or
-      a pattern other than Causal().
+    UserError: see `HeadProjections`.
   """
+
+  patterns = (Causal(),)
 
   def __init__(
     self,
@@ -131,9 +118,10 @@ class GatedDeltaNet(HeadProjections):
     recent = RecentTokens.empty(batch, self.kernel_size - 1, features, dtype)
     return DeltaCache(recent, self._empty(batch, Dtypes.reductions))
 
-  def _empty(self, batch: int, dtype: Any) -> DeltaState:
+  def _empty(self, batch: int, dtype: Any) -> LinearState:
+    """Returns the empty state; its sums are the transposed state S'."""
     sums = jnp.zeros((batch, self.num_heads, self.head_dim, self.head_dim), dtype)
-    return DeltaState(sums, jnp.zeros(batch, jnp.int32))
+    return LinearState(sums, jnp.zeros(batch, jnp.int32))
 
   def __call__(
     self,
@@ -142,18 +130,12 @@ class GatedDeltaNet(HeadProjections):
     cache: DeltaCache | None = None,
   ) -> Result:
     """Reads from the state of the tokens of `x` and of the cache; padding leaves the state unchanged."""
-    self.check_call(call, Causal())
+    self.check_call(call)
     dtype, tokens = softmax_dtype(x), call.tokens
     inputs = jnp.stack(self.project(x), axis=2)
-    if cache is None:
-      state = self._empty(len(x), dtype)
-      mixed = self._convolve(inputs, tokens)
-    else:
-      state = dataclasses.replace(cache.state, sums=cache.state.sums.astype(dtype))
-      # Cached tokens precede those of the call, without padding between them.
-      inputs, moved, permutation = cache.recent.concatenate(inputs, tokens)
-      mixed = self._convolve(inputs, moved)
-      mixed = take_tokens(mixed, permutation.inverse)[:, -x.shape[1] :]
+    cached = DeltaCache(None, self._empty(len(x), dtype)) if cache is None else cache
+    state = cached.state.astype(dtype)
+    mixed, recent = apply_with_recent(self._convolve, inputs, tokens, cached.recent)
     q, k, v = jnp.moveaxis(jax.nn.silu(mixed), 2, 0)
     q, k = normalized(q.astype(dtype)) * self.head_dim**-0.5, normalized(k.astype(dtype))
     beta = jax.nn.sigmoid(self.beta(x).astype(dtype))
@@ -164,13 +146,12 @@ class GatedDeltaNet(HeadProjections):
     y, state = gated_delta_rule(q, k, v.astype(dtype), log_alpha, beta, segments, state, self.chunk)
     y = self.norm(y) * jax.nn.silu(self.gate(x).astype(dtype))
     if cache is not None:
-      state = dataclasses.replace(state, sums=state.sums.astype(cache.state.sums.dtype))
-      cache = DeltaCache(cache.recent.keep_last(inputs, moved), state)
+      cache = DeltaCache(recent, state.astype(cache.state.sums.dtype))
     return Result(self.output(y.astype(x.dtype)), cache)
 
   @token_sums()
   def _convolve(
-    self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens
+    self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens, order: Any = None
   ) -> Float[Array, 'batch length 3 heads head_dim']:
     y = jnp.zeros_like(x)
     for tap in range(self.kernel_size):
@@ -188,9 +169,9 @@ def gated_delta_rule(
   log_alpha: Float[Array, 'batch length heads'],
   beta: Float[Array, 'batch length heads'],
   segments: Int[Array, 'batch length'],
-  state: DeltaState,
+  state: LinearState,
   chunk: int,
-) -> tuple[Float[Array, 'batch length heads v_dim'], DeltaState]:
+) -> tuple[Float[Array, 'batch length heads v_dim'], LinearState]:
   """Computes the recurrence of `GatedDeltaNet` from a zero state at the start of each segment, chunk by chunk.
 
   Within a chunk, S_t' = exp(G_t) S_0' + sum_j exp(G_t - G_j) k_j u_j' with G the sums of log_alpha, where u
@@ -210,31 +191,26 @@ def gated_delta_rule(
     S_t q_t, zero for padding, and the state after the last token.
   """
   length = q.shape[1]
-  chunk = min(chunk, length)
   is_token = (segments != 0)[..., None]
   log_alpha, beta = jnp.where(is_token, log_alpha, 0), jnp.where(is_token, beta, 0)
-  segments = chunked(segments, chunk)
+  inputs = Inputs(q, k, v, segments, log_alpha).split(min(chunk, length))
+  beta = split(beta, min(chunk, length))
+  total = jnp.cumsum(inputs.logs, axis=2)
   # [chunks, batch, heads, chunk, ...]
-  q, k, v, log_alpha, beta = (
-    jnp.moveaxis(chunked(a, chunk), 3, 2) for a in (q, k, v, log_alpha, beta)
-  )
-  total = jnp.cumsum(log_alpha, axis=-1)
+  k, v, by_head, beta = (jnp.moveaxis(a, 3, 2) for a in (inputs.k, inputs.v, total, beta))
+  segments = inputs.segments
   visible = (segments[..., :, None] == segments[..., None, :]) & (segments != 0)[..., None]
-  visible = jnp.tril(visible)[:, :, None]
+  visible = jnp.tril(visible, -1)[:, :, None]
   # Differences for later tokens may overflow: masked before the exponential.
-  decays = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
-  system = beta[..., None] * jnp.tril(decays, -1) * exact_einsum('nbhid,nbhjd->nbhij', k, k)
-  reads = jnp.exp(total)[..., None]
-  sides = beta[..., None] * jnp.concatenate([v, reads * k], axis=-1)
-  solved = _product(_unit_inverse(system), sides)
+  logs = by_head[..., :, None] - by_head[..., None, :]
+  decays = jnp.exp(jnp.where(visible, logs, -jnp.inf))
+  system = beta[..., None] * decays * exact_einsum('nbhid,nbhjd->nbhij', k, k)
+  sides = beta[..., None] * jnp.concatenate([v, jnp.exp(by_head)[..., None] * k], axis=-1)
+  solved = jnp.moveaxis(_product(_unit_inverse(system), sides), 2, 3)
   u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-  scores = decays * exact_einsum('nbhid,nbhjd->nbhij', q, k)
-  decay = total[..., -1:]
-  k = k * jnp.exp(decay - total)[..., None]
-  inputs = segments, q * reads, scores, u, w, k, jnp.exp(decay)[..., None]
-  state, y = jax.lax.scan(_chunk, state, inputs)
-  y = jnp.moveaxis(y, (0, 2), (1, 3))
-  return y.reshape(len(y), -1, *y.shape[3:])[:, :length], state
+  chunks = dataclasses.replace(inputs, v=u, logs=total, erased=w)
+  y, _, state = recurrence(chunks, state, decayed)
+  return y[:, :length], state
 
 
 def _unit_inverse(lower: Float[Array, '*rest n n']) -> Float[Array, '*rest n n']:
@@ -264,19 +240,6 @@ def _product(
   a: Float[Array, '*rest n k'], b: Float[Array, '*rest k m']
 ) -> Float[Array, '*rest n m']:
   return exact_einsum('...nk,...km->...nm', a, b)
-
-
-def _chunk(state: DeltaState, inputs: tuple[Array, ...]) -> tuple[DeltaState, Array]:
-  """Adds the part of the state before a chunk to its outputs, and returns the state after it."""
-  segments, q, scores, u, w, k, decay = inputs
-  # The first tokens may continue the segment of the preceding chunks.
-  continues = ((segments != 0) & (segments == state.segment[:, None]))[:, None, :, None]
-  u = u - jnp.where(continues, _product(w, state.sums), 0)
-  y = _product(scores, u) + jnp.where(continues, _product(q, state.sums), 0)
-  last = last_segment(segments, state.segment)
-  own = ((segments != 0) & (segments == last[:, None]))[:, None, :, None]
-  sums = jnp.where((last == state.segment)[:, None, None, None], decay * state.sums, 0)
-  return DeltaState(sums + exact_einsum('bhnd,bhne->bhde', jnp.where(own, k, 0), u), last), y
 
 
 def normalized(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_dim']:

@@ -9,8 +9,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size, TunableRate
-from t2x.layers.attention.head_projections import HeadProjections, head_projection
+from t2x.base.ranges import TunableRate
+from t2x.layers.attention.head_projections import (
+  HeadProjections,
+  Heads,
+  check_no_source,
+  head_projection,
+)
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
@@ -32,56 +37,38 @@ class GlobalLocalAttention(HeadProjections):
   only.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     global_tokens: the global tokens, `Global(n)` for the first n positions of each segment or `Marked(name)`.
-    head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
     kernel: computes the output from queries, keys and values.
     dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or its
-      tokens do not have the mark of `global_tokens`.
+    UserError: see `HeadProjections`; when called, the tokens do not have the mark of `global_tokens`.
   """
 
   def __init__(
     self,
     d_model: int,
     *,
-    num_heads: Size,
     global_tokens: Global | Marked = Global(1),
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
     kernel: Kernel = Auto(),
     dropout_rate: TunableRate = 0.0,
+    use_bias: bool = True,
     kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    shared: dict[str, Any] = {'use_bias': use_bias, 'kernel_init': kernel_init, 'rngs': rngs}
+    super().__init__(d_model, **shared, **settings)
+    heads = self.num_heads, self.head_dim
     self.q_global, self.k_global, self.v_global = (
-      head_projection(d_model, (num_heads, self.head_dim), kernel_init, use_bias, rngs)
-      for _ in range(3)
+      head_projection(d_model, heads, kernel_init, use_bias, rngs) for _ in range(3)
     )
     self.global_tokens = global_tokens
     self.kernel = kernel
     self.dropout_rate = dropout_rate
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> NoReturn:
     """Raises UserError: Longformer's language models have windows without global tokens."""
     raise UserError(
       'GlobalLocalAttention cannot decode token by token: use it in an Encoder, or MultiHeadAttention with '
@@ -92,7 +79,7 @@ class GlobalLocalAttention(HeadProjections):
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     """Attends from `x` to itself."""
-    self.check_source(call)
+    check_no_source(self, call)
     tokens = call.tokens
     local = self._attend(self.project(x), call, named_key(call.key, 'local'))
     projected = (project(x) for project in (self.q_global, self.k_global, self.v_global))
@@ -103,9 +90,7 @@ class GlobalLocalAttention(HeadProjections):
     is_global = self.global_tokens.allows(tokens, tokens)[..., None, None]
     return Result(self.output(jnp.where(is_global, from_global, local)))
 
-  def _attend(
-    self, projected: tuple[Array, Array, Array], call: Call, key: Array | None
-  ) -> Float[Array, 'batch length heads head_dim']:
+  def _attend(self, projected: tuple[Array, Array, Array], call: Call, key: Array | None) -> Heads:
     q, k, v = projected
     scores, tokens = DotProduct(q, k, self.head_dim**-0.5), call.tokens
     inputs = AttentionInputs(

@@ -1,7 +1,7 @@
 """Attention between tokens with the same hash (Reformer, Kitaev et al. 2020, https://arxiv.org/abs/2001.04451),
 in time and memory linear in the length for a fixed number of tokens per bucket."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,12 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.attention.groups import attend_in_groups
+from t2x.layers.attention.groups import HeadRows, attend_in_groups
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.parameters import Initializer
-from t2x.layers.patterns.algebra import Causal, Full
 
 __all__ = ['LSHAttention']
 
@@ -45,23 +42,20 @@ class LSHAttention(HeadProjections):
   The pattern must be Full() or Causal(), and tokens of a segment must be in the order of their positions.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     num_buckets: number of hashes per round, even. The paper uses about 2 length / chunk.
     rounds: number of rounds.
     chunk: maximum number of places between a query and its keys on each side.
     seed: seed of the random projections R, which differ between heads, rounds and layers.
-    head_dim: features per head. None: d_model / num_heads.
     use_bias: whether the query and value projections have biases.
     out_bias: whether the output projection has a bias.
     dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None, or num_buckets is odd; when called,
-      the call has a source or a pattern other than Full() and Causal().
+    UserError: see `HeadProjections`; num_buckets is odd.
   """
+
+  uses_rows = 'sorts the tokens of a row'
 
   projections = ('q', 'v')
 
@@ -69,49 +63,30 @@ class LSHAttention(HeadProjections):
     self,
     d_model: int,
     *,
-    num_heads: Size,
     num_buckets: Size,
     rounds: Size = 2,
     chunk: Size = 64,
     seed: int = 0,
-    head_dim: Size | None = None,
     use_bias: bool = False,
     out_bias: bool = False,
     dropout_rate: TunableRate = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
     if num_buckets % 2:
       raise UserError(
         f'LSHAttention.num_buckets = {num_buckets} is odd, but hashes come in pairs of opposite directions: '
         'choose an even number'
       )
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, use_bias=use_bias, out_bias=out_bias, rngs=rngs, **settings)
     self.num_buckets, self.rounds, self.chunk, self.seed = num_buckets, rounds, chunk, seed
     self.dropout_rate = dropout_rate
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError, because the keys of a token are found by sorting the row."""
-    raise UserError(
-      'LSHAttention sorts the tokens of a row and cannot decode token by token: leave out '
-      'evaluations that generate, or use MultiHeadAttention'
-    )
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     """Attends from each token of `x` to the tokens with the same hash."""
-    self.check_call(call, Full(), Causal())
+    is_causal = self.check_call(call)
     # Sorting needs complete rows.
     q, v = (
       constrain(project(x), 'batch', None, 'heads', None).swapaxes(1, 2)
@@ -123,16 +98,9 @@ class LSHAttention(HeadProjections):
     if call.tokens.segments is not None:
       # Padding is in groups of segment 0.
       groups = groups + self.num_buckets * call.tokens.segments[:, None, None]
+    dropped: dict[str, Any] = {'dropout_rate': self.dropout_rate, 'key': call.key}
     y = attend_in_groups(
-      q,
-      k,
-      v,
-      groups,
-      self.chunk,
-      is_causal=call.pattern.offsets() == Causal().offsets(),
-      own_score=OWN_SCORE,
-      dropout_rate=self.dropout_rate,
-      key=call.key,
+      q, k, v, groups, self.chunk, is_causal=is_causal, own_score=OWN_SCORE, **dropped
     )
     return Result(self.output(y.swapaxes(1, 2)))
 
@@ -144,8 +112,7 @@ class LSHAttention(HeadProjections):
 
 
 def hashes(
-  q: Float[Array, 'batch heads length head_dim'],
-  rotations: Float[Array, 'heads head_dim rounds directions'],
+  q: HeadRows, rotations: Float[Array, 'heads head_dim rounds directions']
 ) -> Int[Array, 'batch heads rounds length']:
   """Returns the index of the maximum of [qR, -qR], from 0 to 2 directions - 1."""
   rotated = exact_einsum('bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations)

@@ -8,16 +8,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.head_projections import (
+  HeadProjections,
+  Heads,
+  check_one_segment,
+  nan_for_several_segments,
+)
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.dtypes import broadcast
-from t2x.layers.initializers import lecun_normal, xavier_uniform, zeros
+from t2x.layers.initializers import lecun_normal, zeros
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.parameters import Initializer, param
-from t2x.layers.patterns.algebra import Causal, Full
 from t2x.layers.tokens import Tokens, check_slots
 
 __all__ = ['CompressedMemory', 'MemoryCompressedAttention']
@@ -42,9 +46,7 @@ class StridedConvolution(nnx.Module):
     self.kernel = param(init, shape, axes, rngs, kind='filter', matrix=matrix)
     self.bias = param(zeros(), (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
-  def __call__(
-    self, x: Float[Array, 'batch length heads head_dim']
-  ) -> Float[Array, 'batch blocks heads head_dim']:
+  def __call__(self, x: Heads) -> Float[Array, 'batch blocks heads head_dim']:
     """Returns one vector per block; zeros follow the last token."""
     blocks = to_blocks(x, self.ratio)
     y = jnp.einsum('bnrhd,hrde->bnhe', blocks, self.kernel[...].astype(x.dtype))
@@ -63,53 +65,32 @@ class MemoryCompressedAttention(HeadProjections):
   fewer than in MultiHeadAttention, and so are the keys and values in a cache.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     ratio: tokens per block, the size and stride of the convolutions.
-    head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
     kernel: computes the output from queries and compressed keys and values.
     dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
     conv_init: initialiser of the convolutions; see `StridedConvolution`.
     null_init: initialiser of the null key and value, each [num_heads, head_dim].
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
-      pattern other than Full() and Causal(), or rows that may hold several segments.
+    UserError: see `HeadProjections`; when called, the rows may hold several segments.
   """
 
   def __init__(
     self,
     d_model: int,
     *,
-    num_heads: Size,
     ratio: Size = 3,
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
     kernel: Kernel = Auto(),
     dropout_rate: TunableRate = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     conv_init: Initializer = lecun_normal(),
     null_init: Initializer = zeros(),
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, rngs=rngs, **settings)
     self.ratio, self.kernel, self.dropout_rate = ratio, kernel, dropout_rate
-    shape = num_heads, self.head_dim
+    shape = self.num_heads, self.head_dim
     self.k_conv = StridedConvolution(*shape, ratio, init=conv_init, rngs=rngs)
     self.v_conv = StridedConvolution(*shape, ratio, init=conv_init, rngs=rngs)
     self.k_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
@@ -131,12 +112,12 @@ class MemoryCompressedAttention(HeadProjections):
 
     The output is NaN for rows with several segments, because segments are only available at run time.
     """
-    self.check_call(call, Full(), Causal())
+    self.check_call(call)
     q, k, v = self.project(x)
     segments = call.tokens.segments
     is_token = jnp.ones((1, x.shape[1]), bool) if segments is None else segments != 0
     if cache is None:
-      self.check_one_segment(call.tokens)
+      check_one_segment(self, call.tokens)
       k, v = (jnp.where(is_token[..., None, None], a, 0) for a in (k, v))
       k, v = self.k_conv(k), self.v_conv(v)
       is_block = to_blocks(is_token, self.ratio).any(axis=2)
@@ -149,7 +130,7 @@ class MemoryCompressedAttention(HeadProjections):
 
   def _attend(
     self, q: Array, k: Array, v: Array, is_block: Bool[Array, '#batch blocks'], call: Call
-  ) -> Float[Array, 'batch length heads head_dim']:
+  ) -> Heads:
     """Attends to the null key, at position 0, and to the blocks, at the positions of their last tokens."""
     k, v = (
       jnp.concatenate([broadcast(null[...], (len(q), 1, *a.shape[2:]), a.dtype), a], axis=1)
@@ -194,8 +175,8 @@ class CompressedMemory(Cache):
 
   def extend(
     self,
-    k: Float[Array, 'batch length heads head_dim'],
-    v: Float[Array, 'batch length heads head_dim'],
+    k: Heads,
+    v: Heads,
     is_token: Bool[Array, '#batch length'],
     compress: tuple[Callable[..., Any], Callable[..., Any]],
   ) -> 'CompressedMemory':
@@ -234,12 +215,6 @@ class CompressedMemory(Cache):
     )
     last = (used + is_token.sum(axis=1)) // ratio
     return blocks, to_blocks(buffer, ratio)[rows, last].astype(tail.dtype)
-
-  def repeat(self, copies: int) -> 'CompressedMemory':
-    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
-
-  def take(self, rows: Int[Array, ' batch']) -> 'CompressedMemory':
-    return jax.tree.map(lambda a: a[rows], self)
 
 
 def to_blocks(x: Array, ratio: int) -> Array:

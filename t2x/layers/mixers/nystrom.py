@@ -1,7 +1,7 @@
 """Nystrom approximation of softmax attention (Nystromformer: Xiong et al. 2021, https://arxiv.org/abs/2102.03902)."""
 
 import functools
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +10,18 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.head_projections import Heads, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.initializers import lecun_normal, xavier_uniform
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.initializers import lecun_normal
+from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Full
 
 __all__ = ['NystromAttention']
 
 
-class NystromAttention(HeadProjections):
+class NystromAttention(WholeRow):
   """Self-attention softmax(q k~') softmax(q~ k~')^+ softmax(q~ k') v with landmarks q~ and k~, in time and memory
   linear in the length.
 
@@ -29,80 +29,47 @@ class NystromAttention(HeadProjections):
   of a row, without padding. (Where the number of tokens is not a multiple of `num_landmarks`, sizes differ by
   one; a row with fewer tokens has a landmark per token.) The pseudo-inverse is computed by iteration. A
   convolution of the values along the length is added, with one filter per head. Each token attends to all
-  tokens of its row. Therefore the pattern must be Full(), a row must be one segment with positions from 0
-  (`Tokens.row`), and decoding token by token is not supported.
+  tokens of its row; see `WholeRow`.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     num_landmarks: number of landmarks; at most the length of a row.
     num_iterations: number of iterations of the pseudo-inverse.
     conv_size: number of taps of the convolution, an odd number. None: no convolution.
-    head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
     conv_init: initialiser of the filters [conv_size, num_heads], called with that shape.
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None, or conv_size is even; when called, the
-      call has a source, a pattern other than Full(), rows that may hold several segments, or rows with fewer
-      slots than num_landmarks.
+    UserError: see `WholeRow`; conv_size is even; when called, the pattern is not Full() or a row has fewer slots
+      than num_landmarks.
   """
+
+  patterns = (Full(),)
+  uses_rows = 'averages all tokens of a row at once'
 
   def __init__(
     self,
     d_model: int,
     *,
-    num_heads: Size,
     num_landmarks: Size = 64,
     num_iterations: Size = 6,
     conv_size: Size | None = 65,
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     conv_init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
     if conv_size is not None and conv_size % 2 == 0:
       raise UserError(f'NystromAttention.conv_size = {conv_size} must be odd, to have a centre')
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, rngs=rngs, **settings)
     self.num_landmarks = num_landmarks
     self.num_iterations = num_iterations
     self.conv = (
       None
       if conv_size is None
-      else param(conv_init, (conv_size, num_heads), ('taps', 'heads'), rngs, kind='filter')
+      else param(conv_init, (conv_size, self.num_heads), ('taps', 'heads'), rngs, kind='filter')
     )
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError, because the landmarks depend on all tokens of the row."""
-    raise UserError(
-      'NystromAttention averages all tokens of a row at once and cannot decode token by token: use it in an '
-      'Encoder'
-    )
-
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
-    """Attends from `x` to itself through the landmarks.
-
-    The output is NaN for rows with several segments, because segments are only available at run time.
-    """
-    self.check_call(call, Full())
-    self.check_one_segment(call.tokens)
+  def mix(self, x: Float[Array, 'batch length d_model'], call: Call, is_causal: bool) -> Heads:
+    """Attends from `x` to itself through the landmarks."""
     if x.shape[1] < self.num_landmarks:
       raise UserError(
         f'a row of {x.shape[1]} tokens is shorter than NystromAttention.num_landmarks = '
@@ -126,7 +93,7 @@ class NystromAttention(HeadProjections):
     y = jnp.einsum('bhnm,bhmd->bnhd', to_landmarks.astype(v.dtype), inverse @ summary)
     if self.conv is not None:
       y = y + _convolution(v, self.conv[...].astype(v.dtype))
-    return Result(self.output(nan_for_several_segments(y, call.tokens)))
+    return y
 
   def _segment_means(
     self, is_token: Bool[Array, '#batch length'], dtype: Any
@@ -170,9 +137,7 @@ def _attention(
   return jax.nn.softmax(jnp.where(is_visible[:, None, None], scores, jnp.finfo(scores.dtype).min))
 
 
-def _convolution(
-  v: Float[Array, 'batch length heads head_dim'], filters: Float[Array, 'taps heads']
-) -> Float[Array, 'batch length heads head_dim']:
+def _convolution(v: Heads, filters: Float[Array, 'taps heads']) -> Heads:
   """Convolves the values of each head along the length with its filter."""
   channels, reach = v.shape[2] * v.shape[3], filters.shape[0] // 2
   y = jax.lax.conv_general_dilated(

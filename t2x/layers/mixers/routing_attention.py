@@ -1,27 +1,33 @@
 """Routing attention (Roy et al. 2020, https://arxiv.org/abs/2003.05997): attention inside clusters of queries and
 keys, whose centroids are learned."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Size, TunableNonNegative, TunableRate
-from t2x.layers.attention.groups import HIDDEN, attend_in_groups
-from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.groups import HIDDEN, HeadRows, attend_in_groups
+from t2x.layers.attention.head_projections import (
+  HeadProjections,
+  check_one_segment,
+  nan_for_several_segments,
+)
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.initializers import width_normal, xavier_uniform
+from t2x.layers.initializers import width_normal
 from t2x.layers.interfaces import Aux, Call, Result
-from t2x.layers.parameters import Initializer, dropout, param
-from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.parameters import dropout, param
 
 __all__ = ['RoutingAttention']
+
+Similarity = Float[Array, 'batch heads clusters length']
+# Indices of tokens.
+Members = Int[Array, 'batch heads clusters window']
 
 
 class RoutingAttention(HeadProjections):
@@ -41,75 +47,46 @@ class RoutingAttention(HeadProjections):
   tokens, which still decide which earlier tokens are members.
 
   Under Full() all tokens of a row compete for the places in a cluster, so a row must be one segment with
-  positions from 0 (`Tokens.row`). Under Causal() tokens of a segment must be in the order of their positions.
-  Decoding token by token is not supported.
+  positions from 0 (`Tokens.row`), and the output is NaN for rows with several segments, because segments are only
+  available at run time. Under Causal() tokens of a segment must be in the order of their positions. Decoding token
+  by token is not supported.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     num_clusters: number of clusters per head.
     window: number of queries, and of keys, per cluster; at most the length of the row is used. The paper uses
       length / num_clusters.
     commitment: coefficient of the auxiliary loss.
-    head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
     dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
+    settings: those of `HeadProjections`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
-      pattern other than Full() and Causal(), or, under Full(), rows that may hold several segments.
+    UserError: see `HeadProjections`; when called under Full(), the rows may hold several segments.
   """
+
+  uses_rows = 'clusters all tokens of a row'
 
   def __init__(
     self,
     d_model: int,
     *,
-    num_heads: Size,
     num_clusters: Size,
     window: Size,
     commitment: TunableNonNegative = 1e-4,
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
     dropout_rate: TunableRate = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, rngs=rngs, **settings)
     self.window, self.commitment, self.dropout_rate = window, commitment, dropout_rate
-    shape, axes = (num_heads, num_clusters, self.head_dim), ('heads', 'clusters', 'head_dim')
+    shape, axes = (self.num_heads, num_clusters, self.head_dim), ('heads', 'clusters', 'head_dim')
     init = width_normal(self.head_dim)
     self.centroids = param(init, shape, axes, rngs, kind='vector', keep_float32=True)
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError, because the members of a cluster depend on all tokens of the row."""
-    raise UserError(
-      'RoutingAttention clusters all tokens of a row and cannot decode token by token: leave out '
-      'evaluations that generate, or use MultiHeadAttention'
-    )
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    """Attends from the queries of each cluster of `x` to its keys.
-
-    Under Full() the output is NaN for rows with several segments, because segments are only available at run
-    time.
-    """
-    self.check_call(call, Full(), Causal())
+    """Attends from the queries of each cluster of `x` to its keys."""
+    is_causal = self.check_call(call)
     q, k, v = (
       constrain(p(x), 'batch', None, 'heads', None).swapaxes(1, 2) for p in (self.q, self.k, self.v)
     )
@@ -119,10 +96,10 @@ class RoutingAttention(HeadProjections):
     distance = squared_distance(q_similarity, k_similarity, present)
     losses = {'commitment': scalar(self.commitment) / self.head_dim * distance}
     q = q * self.head_dim**-0.5
-    if call.pattern.offsets() == Causal().offsets():
+    if is_causal:
       y = self._attend_to_recent(q, k, v, q_similarity, call)
       return Result(self.output(y.swapaxes(1, 2)), aux=Aux(losses))
-    self.check_one_segment(call.tokens)
+    check_one_segment(self, call.tokens)
     queries, keys = (members(s, present, self.window) for s in (q_similarity, k_similarity))
     y = self._attend_to_members(q, k, v, queries, keys, present, call.key)
     y, is_routed = mean_by_token(y, queries, x.shape[1])
@@ -132,44 +109,29 @@ class RoutingAttention(HeadProjections):
     aux = Aux(losses, {'unrouted_queries': (unrouted, total)})
     return Result(self.output(y), aux=aux)
 
-  def _similarity(
-    self, x: Float[Array, 'batch heads length head_dim']
-  ) -> Float[Array, 'batch heads clusters length']:
+  def _similarity(self, x: HeadRows) -> Similarity:
     """Returns the cosine similarity of queries or keys to each centroid."""
     dtype = softmax_dtype(x)
     centroids = unit(self.centroids[...].astype(dtype))
     return exact_einsum('bhld,hcd->bhcl', unit(x.astype(dtype)), centroids)
 
   def _attend_to_recent(
-    self,
-    q: Float[Array, 'batch heads length head_dim'],
-    k: Float[Array, 'batch heads length head_dim'],
-    v: Float[Array, 'batch heads length head_dim'],
-    similarity: Float[Array, 'batch heads clusters length'],
-    call: Call,
-  ) -> Float[Array, 'batch heads length head_dim']:
+    self, q: HeadRows, k: HeadRows, v: HeadRows, similarity: Similarity, call: Call
+  ) -> HeadRows:
     """Attends to the most recent tokens with the same most similar centroid."""
     groups = similarity.argmax(axis=2)[:, :, None]
     if call.tokens.segments is not None:
       groups = groups + similarity.shape[2] * call.tokens.segments[:, None, None, :]
-    return attend_in_groups(
-      q,
-      k,
-      v,
-      groups,
-      self.window,
-      is_causal=True,
-      dropout_rate=self.dropout_rate,
-      key=call.key,
-    )
+    dropped: dict[str, Any] = {'dropout_rate': self.dropout_rate, 'key': call.key}
+    return attend_in_groups(q, k, v, groups, self.window, is_causal=True, **dropped)
 
   def _attend_to_members(
     self,
-    q: Float[Array, 'batch heads length head_dim'],
-    k: Float[Array, 'batch heads length head_dim'],
-    v: Float[Array, 'batch heads length head_dim'],
-    queries: Int[Array, 'batch heads clusters window'],
-    keys: Int[Array, 'batch heads clusters window'],
+    q: HeadRows,
+    k: HeadRows,
+    v: HeadRows,
+    queries: Members,
+    keys: Members,
     present: Bool[Array, 'batch length'],
     key: Array | None,
   ) -> Float[Array, 'batch heads clusters window head_dim']:
@@ -192,21 +154,15 @@ def unit(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_dim']:
   return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-12))
 
 
-def members(
-  similarity: Float[Array, 'batch heads clusters length'],
-  present: Bool[Array, 'batch length'],
-  window: int,
-) -> Int[Array, 'batch heads clusters window']:
+def members(similarity: Similarity, present: Bool[Array, 'batch length'], window: int) -> Members:
   """Returns the indices of the tokens that are most similar to each centroid, padding last."""
   similarity = jnp.where(present[:, None, None], similarity, -jnp.inf)
   return jax.lax.top_k(similarity, min(window, similarity.shape[-1]))[1]
 
 
 def mean_by_token(
-  y: Float[Array, 'batch heads clusters window head_dim'],
-  index: Int[Array, 'batch heads clusters window'],
-  length: int,
-) -> tuple[Float[Array, 'batch heads length head_dim'], Bool[Array, 'batch heads length']]:
+  y: Float[Array, 'batch heads clusters window head_dim'], index: Members, length: int
+) -> tuple[HeadRows, Bool[Array, 'batch heads length']]:
   """Returns the mean over clusters of the outputs of each token, and whether it is in a cluster."""
 
   def add(y: Array, index: Array) -> tuple[Array, Array]:
@@ -220,9 +176,7 @@ def mean_by_token(
 
 
 def squared_distance(
-  q_similarity: Float[Array, 'batch heads clusters length'],
-  k_similarity: Float[Array, 'batch heads clusters length'],
-  present: Bool[Array, 'batch length'],
+  q_similarity: Similarity, k_similarity: Similarity, present: Bool[Array, 'batch length']
 ) -> Float[Array, ' batch']:
   """Returns the mean squared distance of unit queries and keys to their most similar unit centroid, which is
   2 - 2 times their cosine similarity."""

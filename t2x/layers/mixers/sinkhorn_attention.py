@@ -1,7 +1,7 @@
 """Sparse Sinkhorn attention (Tay et al. 2020, https://arxiv.org/abs/2002.11296): each block of tokens attends to
 itself and to a block chosen by a learned, differentiable sorting of the blocks."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,24 +9,23 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from t2x.base.errors import UserError
 from t2x.base.ranges import ScoreScale, Size, TunableRate
-from t2x.layers.attention.head_projections import HeadProjections, nan_for_several_segments
+from t2x.layers.attention.head_projections import Heads, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result
-from t2x.layers.parameters import Initializer, dropout
-from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.interfaces import Call
+from t2x.layers.parameters import dropout
 
 __all__ = ['SinkhornAttention']
 
 # Score of a hidden pair, as log-domain normalisation would turn infinities into NaN.
 HIDDEN = -1e9
 
+Blocks = Float[Array, 'batch blocks block heads head_dim']
 
-class SinkhornAttention(HeadProjections):
+
+class SinkhornAttention(WholeRow):
   """Attention to the keys and values of the own block and of a matched block.
 
   The matched keys and values of block i are the sum over j of S_ij times those of block j, where S is the
@@ -38,73 +37,36 @@ class SinkhornAttention(HeadProjections):
   token of the block, and a column is divided by the sum of its rows up to row i, so that no block depends on
   later ones. The first block then attends only to itself.
 
-  Matched blocks are sums over the row. Therefore a row must be one segment with positions from 0
-  (`Tokens.row`), the pattern must be Full() or Causal(), and decoding token by token is not supported.
+  Matched blocks are sums over the row; see `WholeRow`. The pattern must be Full() or Causal().
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
     block: tokens per block. The last block of a row may be shorter. Time is proportional to
       length * (block + length / block).
     iterations: number of normalisations of the rows and columns.
     temperature: divides the scores of the blocks; low values match one block instead of a mixture.
-    head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
     dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
-
-  Raises:
-    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
-      pattern other than Full() and Causal(), or rows that may hold several segments.
+    settings: those of `HeadProjections`.
   """
+
+  uses_rows = 'sorts the blocks of a row'
 
   def __init__(
     self,
     d_model: int,
     *,
-    num_heads: Size,
     block: Size = 64,
     iterations: Size = 8,
     temperature: ScoreScale = 0.75,
-    head_dim: Size | None = None,
-    use_bias: bool = True,
-    out_bias: bool = True,
     dropout_rate: TunableRate = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    out_init: Initializer | None = None,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(
-      d_model,
-      num_heads=num_heads,
-      head_dim=head_dim,
-      use_bias=use_bias,
-      out_bias=out_bias,
-      kernel_init=kernel_init,
-      out_init=out_init,
-      rngs=rngs,
-    )
+    super().__init__(d_model, rngs=rngs, **settings)
     self.block, self.iterations, self.temperature = block, iterations, temperature
     self.dropout_rate = dropout_rate
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError, because matched blocks are sums over the row."""
-    raise UserError(
-      'SinkhornAttention sorts the blocks of a row and cannot decode token by token: leave out '
-      'evaluations that generate, or use MultiHeadAttention'
-    )
-
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
-    """Attends from each token of `x` to its own and the matched block.
-
-    The output is NaN for rows with several segments, because segments are only available at run time.
-    """
-    self.check_call(call, Full(), Causal())
-    self.check_one_segment(call.tokens)
+  def mix(self, x: Float[Array, 'batch length d_model'], call: Call, is_causal: bool) -> Heads:
+    """Attends from each token of `x` to its own and the matched block."""
     segments, (batch, length) = call.tokens.segments, x.shape[:2]
     present = jnp.broadcast_to(True if segments is None else segments != 0, (batch, length))
     block = min(self.block, length)
@@ -117,20 +79,18 @@ class SinkhornAttention(HeadProjections):
     q, k, v = (constrain(p(x), 'batch', None, 'heads', None) for p in (self.q, self.k, self.v))
     q, k, v, present = split(q), split(k), split(v), split(present)
     k, v = (jnp.where(present[..., None, None], a, 0) for a in (k, v))
-    is_causal = call.pattern.offsets() == Causal().offsets()
     y = self._attend(q, k, v, present, is_causal, call.key).reshape(batch, -1, *q.shape[3:])
-    y = y[:, :length].astype(x.dtype)
-    return Result(self.output(nan_for_several_segments(y, call.tokens)))
+    return y[:, :length].astype(x.dtype)
 
   def _attend(
     self,
-    q: Float[Array, 'batch blocks block heads head_dim'],
-    k: Float[Array, 'batch blocks block heads head_dim'],
-    v: Float[Array, 'batch blocks block heads head_dim'],
+    q: Blocks,
+    k: Blocks,
+    v: Blocks,
     present: Bool[Array, 'batch blocks block'],
     is_causal: bool,
     key: Array | None,
-  ) -> Float[Array, 'batch blocks block heads head_dim']:
+  ) -> Blocks:
     num_blocks, block = present.shape[1:]
     has_tokens = present.any(axis=2)
     pairs = has_tokens[:, :, None] & has_tokens[:, None, :]
@@ -153,11 +113,7 @@ class SinkhornAttention(HeadProjections):
     return jnp.einsum('bihqk,bikhd->biqhd', probabilities, v)
 
   def _block_scores(
-    self,
-    q: Float[Array, 'batch blocks block heads head_dim'],
-    k: Float[Array, 'batch blocks block heads head_dim'],
-    present: Bool[Array, 'batch blocks block'],
-    is_causal: bool,
+    self, q: Blocks, k: Blocks, present: Bool[Array, 'batch blocks block'], is_causal: bool
   ) -> Float[Array, 'batch heads blocks blocks']:
     """Returns the scores of the means of the queries of each block and the keys of each block."""
     dtype = softmax_dtype(q)

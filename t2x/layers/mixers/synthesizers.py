@@ -17,6 +17,7 @@ from t2x.layers.attention.multi_head import MultiHeadAttention
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Scores
+from t2x.layers.mixers.synthetic_scores import PairScores
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens
 
@@ -33,11 +34,7 @@ class Mix(Protocol):
 
   reads: frozenset[str]
 
-  def __call__(
-    self,
-    dots: Float[Array, 'batch heads queries keys'] | None,
-    synthetic: Float[Array, '#batch heads queries keys'],
-  ) -> Float[Array, '#batch heads queries keys']:
+  def __call__(self, dots: PairScores | None, synthetic: PairScores) -> PairScores:
     """Returns the scores; `dots` is None if `reads` is empty."""
     ...
 
@@ -51,11 +48,7 @@ class Replace(nnx.Module):
   def __init__(self, *, rngs: nnx.Rngs):
     pass
 
-  def __call__(
-    self,
-    dots: Float[Array, 'batch heads queries keys'] | None,
-    synthetic: Float[Array, '#batch heads queries keys'],
-  ) -> Float[Array, '#batch heads queries keys']:
+  def __call__(self, dots: PairScores | None, synthetic: PairScores) -> PairScores:
     """Returns `synthetic`."""
     return synthetic
 
@@ -69,11 +62,7 @@ class Plus(nnx.Module):
   def __init__(self, *, rngs: nnx.Rngs):
     pass
 
-  def __call__(
-    self,
-    dots: Float[Array, 'batch heads queries keys'],
-    synthetic: Float[Array, '#batch heads queries keys'],
-  ) -> Float[Array, 'batch heads queries keys']:
+  def __call__(self, dots: PairScores, synthetic: PairScores) -> PairScores:
     """Returns the sum."""
     return dots + synthetic
 
@@ -87,11 +76,7 @@ class PlusAlpha(nnx.Module):
   def __init__(self, *, rngs: nnx.Rngs):
     self.logit = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
 
-  def __call__(
-    self,
-    dots: Float[Array, 'batch heads queries keys'],
-    synthetic: Float[Array, '#batch heads queries keys'],
-  ) -> Float[Array, 'batch heads queries keys']:
+  def __call__(self, dots: PairScores, synthetic: PairScores) -> PairScores:
     """Returns the weighted mean in the dtype of `dots`."""
     alpha = jax.nn.sigmoid(self.logit[...]).astype(dots.dtype)
     return alpha * dots + (1 - alpha) * synthetic

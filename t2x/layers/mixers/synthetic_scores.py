@@ -19,6 +19,11 @@ from t2x.layers.tokens import Tokens
 
 __all__ = ['DenseScores', 'FactorizedDenseScores', 'FactorizedRandomScores', 'RandomScores']
 
+Queries = Float[Array, 'batch queries heads head_dim']
+QueryPositions = Int[Array, '#batch queries']
+KeyPositions = Int[Array, '#batch keys']
+PairScores = Float[Array, '#batch heads queries keys']
+
 
 class SyntheticScores(nnx.Module):
   """Base class of synthetic scores. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
@@ -34,7 +39,7 @@ class SyntheticScores(nnx.Module):
 
   def __call__(
     self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
+    q: Queries | None,
     k: Float[Array, 'batch keys kv_heads head_dim'] | None,
     q_tokens: Tokens,
     k_tokens: Tokens,
@@ -45,11 +50,8 @@ class SyntheticScores(nnx.Module):
     return Logits(self.pair_scores(q, q_tokens.positions, k_tokens.positions))
 
   def pair_scores(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'] | None,
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, '#batch heads queries keys']:
+    self, q: Queries | None, q_positions: QueryPositions, k_positions: KeyPositions
+  ) -> PairScores:
     """Returns the scores of each pair.
 
     Args:
@@ -89,7 +91,9 @@ class DenseScores(SyntheticScores):
     shape, axes = (head_dim, max_length), ('head_dim', 'length')
     self.kernel = param(init, shape, axes, rngs, matrix=shape)
 
-  def pair_scores(self, q, q_positions, k_positions):
+  def pair_scores(
+    self, q: Queries | None, q_positions: QueryPositions, k_positions: KeyPositions
+  ) -> PairScores:
     """Returns the score that each query predicts for the position of each key."""
     return _take_positions(_project(q, self.kernel), k_positions)
 
@@ -122,7 +126,9 @@ class FactorizedDenseScores(SyntheticScores):
       for shape in ((head_dim, factors[0]), (head_dim, factors[1]))
     )
 
-  def pair_scores(self, q, q_positions, k_positions):
+  def pair_scores(
+    self, q: Queries | None, q_positions: QueryPositions, k_positions: KeyPositions
+  ) -> PairScores:
     """Returns the product that each query predicts for the position of each key."""
     a, b = _project(q, self.a), _project(q, self.b)
     return _take_positions(
@@ -153,7 +159,9 @@ class RandomScores(SyntheticScores):
     shape = (num_heads, max_length, max_length)
     self.table = param(init, shape, ('heads', 'length', 'length'), rngs, kind='table')
 
-  def pair_scores(self, q, q_positions, k_positions):
+  def pair_scores(
+    self, q: Queries | None, q_positions: QueryPositions, k_positions: KeyPositions
+  ) -> PairScores:
     """Returns the table's entry at the query's position (row) and the key's position (column)."""
     pairs = q_positions[:, :, None], k_positions[:, None, :]
     return jnp.moveaxis(gather(self.table[...], *pairs, axis=1, mode='fill'), 0, 1)
@@ -186,7 +194,9 @@ class FactorizedRandomScores(SyntheticScores):
     self.rows = param(init, shape, axes, rngs, kind='table')
     self.columns = param(init, shape, axes, rngs, kind='table')
 
-  def pair_scores(self, q, q_positions, k_positions):
+  def pair_scores(
+    self, q: Queries | None, q_positions: QueryPositions, k_positions: KeyPositions
+  ) -> PairScores:
     """Returns the product of R1's row for the query's position and R2's row for the key's position."""
     rows, columns = (
       gather(table[...], positions, axis=1, mode='fill')

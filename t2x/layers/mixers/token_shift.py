@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from t2x.base.errors import UserError
+from t2x.layers.attention.head_projections import check_no_source
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
-from t2x.layers.mixers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
+from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.tokens import Tokens
 
@@ -32,12 +32,6 @@ class ShiftCache(Cache):
 
   recent: RecentTokens
   own: Any
-
-  def repeat(self, copies: int) -> 'ShiftCache':
-    return ShiftCache(self.recent.repeat(copies), self.own and self.own.repeat(copies))
-
-  def take(self, rows: Int[Array, ' batch']) -> 'ShiftCache':
-    return ShiftCache(self.recent.take(rows), self.own and self.own.take(rows))
 
   def share(self, copies: int, num_slots: int) -> 'ShiftCache | None':
     own = self.own and self.own.share(copies, num_slots)
@@ -91,20 +85,16 @@ class TokenShift(nnx.Module):
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: ShiftCache | None = None
   ) -> Result:
     """Applies the sublayer to the shifted input."""
-    if call.source is not None:
-      raise UserError(
-        'TokenShift cannot attend to a source: use MultiHeadAttention for Block.cross'
-      )
+    check_no_source(self, call)
     own = call if 'pattern' in self.sublayer.reads else dataclasses.replace(call, pattern=Full())
-    if cache is None:
-      check_reads(call.pattern, call.tokens, call.tokens)
-      return self.sublayer(shifted(x, call.tokens, call.pattern), own)
-    # The cached token precedes those of the call, without padding between them.
-    both, tokens, permutation = cache.recent.concatenate(x, call.tokens)
-    check_reads(call.pattern, tokens, tokens)
-    y = take_tokens(shifted(both, tokens, call.pattern), permutation.inverse)[:, -x.shape[1] :]
-    result = self.sublayer(y, own, cache.own)
-    new = ShiftCache(cache.recent.keep_last(both, tokens), result.cache)
+
+    def moved(x: Array, tokens: Tokens, order: Array | None) -> Array:
+      check_reads(call.pattern, tokens, tokens)
+      return shifted(x, tokens, call.pattern)
+
+    y, recent = apply_with_recent(moved, x, call.tokens, None if cache is None else cache.recent)
+    result = self.sublayer(y, own, None if cache is None else cache.own)
+    new = None if recent is None else ShiftCache(recent, result.cache)
     return dataclasses.replace(result, cache=new)
 
 

@@ -14,11 +14,12 @@ from t2x.layers import (
   AttentionFree,
   Causal,
   GatedDeltaNet,
+  LinearState,
   NoBias,
   TokenEmbedding,
   Tokens,
 )
-from t2x.layers.mixers.gated_delta import DeltaState, gated_delta_rule
+from t2x.layers.mixers.gated_delta import gated_delta_rule
 from t2x.models import Block, Decoder, LanguageModel, Stack
 
 WIDTH, HEADS, LENGTH = 12, 2, 11
@@ -82,7 +83,7 @@ def test_chunks_equal_the_recurrence(segments, chunk, decay):
   # The first row continues the segment of the state, the second starts a new one.
   sums, segment = RNG.normal(size=(2, HEADS, 5, 3)), np.asarray([1, 7])
   expected = recurrence(*inputs, segments, sums.swapaxes(-1, -2), segment)
-  state = DeltaState(*single(sums), jnp.asarray(segment))
+  state = LinearState(*single(sums), jnp.asarray(segment))
   y, state = rule(*single(*inputs), jnp.asarray(segments), state, chunk=chunk)
   np.testing.assert_allclose(y, expected[0], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(state.sums.swapaxes(-1, -2), expected[1], rtol=1e-5, atol=1e-5)
@@ -145,7 +146,7 @@ def test_gradients_do_not_depend_on_the_chunk():
 
 def test_decays_that_overflow_have_finite_gradients():
   q, k, v, log_alpha, beta = single(*random_inputs(1e3))
-  state = DeltaState(jnp.zeros((2, HEADS, 5, 3)), jnp.zeros(2, int))
+  state = LinearState(jnp.zeros((2, HEADS, 5, 3)), jnp.zeros(2, int))
 
   def loss(k, log_alpha):
     return (gated_delta_rule(q, k, v, log_alpha, beta, jnp.asarray(ONES), state, 64)[0] ** 2).sum()
