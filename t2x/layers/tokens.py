@@ -141,3 +141,9 @@ def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
   if jnp.issubdtype(buffer.dtype, jnp.inexact):
     new = jnp.where(start + length <= size, new, jnp.nan)
   return jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis)
+
+
+def to_blocks(x: Array, size: int) -> Array:
+  """Reshapes [batch, length, ...] to [batch, blocks, size, ...], padded with zeros at the end."""
+  x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), *[(0, 0)] * (x.ndim - 2)))
+  return x.reshape(len(x), -1, size, *x.shape[2:])

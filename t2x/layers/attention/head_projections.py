@@ -103,6 +103,11 @@ class HeadProjections(nnx.Module):
     k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
     return q, k, v
 
+  def rows(self, x: Float[Array, 'batch length d_model']) -> list[Heads]:
+    """Returns the input projections of `x`, of complete rows on each device."""
+    inputs = (getattr(self, name)(x) for name in self.projections)
+    return [constrain(a, 'batch', None, 'heads', None) for a in inputs]
+
   def output(self, y: Heads) -> Float[Array, 'batch length d_model']:
     """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))

@@ -13,7 +13,6 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.groups import HeadRows, attend_in_groups
 from t2x.layers.attention.head_projections import HeadProjections
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call, Result
 
@@ -88,10 +87,7 @@ class LSHAttention(HeadProjections):
     """Attends from each token of `x` to the tokens with the same hash."""
     is_causal = self.check_call(call)
     # Sorting needs complete rows.
-    q, v = (
-      constrain(project(x), 'batch', None, 'heads', None).swapaxes(1, 2)
-      for project in (self.q, self.v)
-    )
+    q, v = (a.swapaxes(1, 2) for a in self.rows(x))
     square = jnp.square(q.astype(softmax_dtype(q))).mean(axis=-1, keepdims=True)
     k = (q * jax.lax.rsqrt(square + EPSILON) * self.head_dim**-0.5).astype(q.dtype)
     groups = hashes(q, self.rotations(call))

@@ -22,7 +22,7 @@ from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import lecun_normal, zeros
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.parameters import Initializer, param
-from t2x.layers.tokens import Tokens, check_slots
+from t2x.layers.tokens import Tokens, check_slots, to_blocks
 
 __all__ = ['CompressedMemory', 'MemoryCompressedAttention']
 
@@ -215,10 +215,3 @@ class CompressedMemory(Cache):
     )
     last = (used + is_token.sum(axis=1)) // ratio
     return blocks, to_blocks(buffer, ratio)[rows, last].astype(tail.dtype)
-
-
-def to_blocks(x: Array, ratio: int) -> Array:
-  """Reshapes [batch, length, ...] to [batch, blocks, ratio, ...], padded with zeros at the end."""
-  missing = -x.shape[1] % ratio
-  x = jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)))
-  return x.reshape(len(x), -1, ratio, *x.shape[2:])

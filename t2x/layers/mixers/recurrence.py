@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.attention.cache import RecurrentState
 from t2x.layers.dtypes import Dtypes, exact_einsum
+from t2x.layers.tokens import to_blocks
 
 __all__ = ['LinearState']
 
@@ -222,8 +223,7 @@ def _weighted(x: Array, mask: Bool[Array, '...'], log_factor: Array | None) -> A
 
 def split(a: Array, chunk: int) -> Array:
   """Pads `a` [batch, length, ...] with zeros and splits it to [chunks, batch, chunk, ...]."""
-  a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % chunk), *[(0, 0)] * (a.ndim - 2)))
-  return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
+  return jnp.moveaxis(to_blocks(a, chunk), 1, 0)
 
 
 def joined(a: Array) -> Array:

@@ -17,7 +17,6 @@ from t2x.layers.attention.head_projections import (
   nan_for_several_segments,
 )
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import width_normal
 from t2x.layers.interfaces import Aux, Call, Result
@@ -87,9 +86,7 @@ class RoutingAttention(HeadProjections):
   ) -> Result:
     """Attends from the queries of each cluster of `x` to its keys."""
     is_causal = self.check_call(call)
-    q, k, v = (
-      constrain(p(x), 'batch', None, 'heads', None).swapaxes(1, 2) for p in (self.q, self.k, self.v)
-    )
+    q, k, v = (a.swapaxes(1, 2) for a in self.rows(x))
     segments = call.tokens.segments
     present = jnp.broadcast_to(True if segments is None else segments != 0, x.shape[:2])
     q_similarity, k_similarity = self._similarity(q), self._similarity(k)

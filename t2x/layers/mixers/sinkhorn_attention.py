@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float
 from t2x.base.ranges import ScoreScale, Size, TunableRate
 from t2x.layers.attention.head_projections import Heads, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import dropout
+from t2x.layers.tokens import to_blocks
 
 __all__ = ['SinkhornAttention']
 
@@ -70,14 +70,7 @@ class SinkhornAttention(WholeRow):
     segments, (batch, length) = call.tokens.segments, x.shape[:2]
     present = jnp.broadcast_to(True if segments is None else segments != 0, (batch, length))
     block = min(self.block, length)
-
-    def split(a: Array) -> Array:
-      """[batch, length, ...] -> [batch, blocks, block, ...]."""
-      a = jnp.pad(a, ((0, 0), (0, -length % block), *[(0, 0)] * (a.ndim - 2)))
-      return a.reshape(batch, -1, block, *a.shape[2:])
-
-    q, k, v = (constrain(p(x), 'batch', None, 'heads', None) for p in (self.q, self.k, self.v))
-    q, k, v, present = split(q), split(k), split(v), split(present)
+    q, k, v, present = (to_blocks(a, block) for a in (*self.rows(x), present))
     k, v = (jnp.where(present[..., None, None], a, 0) for a in (k, v))
     y = self._attend(q, k, v, present, is_causal, call.key).reshape(batch, -1, *q.shape[3:])
     return y[:, :length].astype(x.dtype)
