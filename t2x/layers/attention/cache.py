@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.interfaces import AnyCache, Cache, Slots
+from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.tokens import RowLayout, Tokens, write
 
@@ -123,13 +123,6 @@ class InputMemory(Cache):
     """Returns the inputs of the memory and of a call, and the memory of the next call: the last of them."""
     both = jnp.concatenate([jax.lax.stop_gradient(self.x).astype(x.dtype), x], axis=1)
     return both, InputMemory(both[:, x.shape[1] :].astype(self.x.dtype))
-
-
-class RecurrentState(Cache):
-  """Base class of states whose size does not depend on the number of tokens."""
-
-  def share(self: AnyCache, copies: int, num_slots: int) -> AnyCache:
-    return self.repeat(copies)
 
 
 # Mark of tokens: bit i is set if the token belongs to sequence i of its row.

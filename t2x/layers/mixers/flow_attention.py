@@ -11,9 +11,9 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.cache import RecurrentState
 from t2x.layers.attention.head_projections import HeadProjections, Heads
 from t2x.layers.attention.kernels.base import softmax_dtype
+from t2x.layers.caches import RecurrentState
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.recurrence import LinearState

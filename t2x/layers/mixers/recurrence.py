@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.layers.attention.cache import RecurrentState
+from t2x.layers.caches import RecurrentState
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.tokens import to_blocks
 

@@ -153,14 +153,14 @@ class Synthesizer(MultiHeadAttention):
     scale: float,
   ) -> Logits:
     """Mixes dot products of rotated queries and keys with synthetic scores of unrotated queries."""
-    reads_keys = 'k' in self.scores.reads
-    synthetic = None if reads_keys else self.scores(q, None, q_tokens, k_tokens, scale=scale)
-    if not isinstance(synthetic, Logits):
+    if 'k' in self.scores.reads:
       name = type(self.scores).__name__
       raise UserError(
         f'Synthesizer.scores = @{name} must be synthetic scores, not dot products: bind it to '
         'MultiHeadAttention.scores instead'
       )
+    synthetic = self.scores(q, None, q_tokens, k_tokens, scale=scale)
+    assert isinstance(synthetic, Logits)  # Only dot products are no logits.
     if 'k' not in self.mix.reads:
       return Logits(self.mix(None, synthetic.array))
     q, k = rotated

@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 
 from t2x.layers.attention.head_projections import check_no_source
 from t2x.layers.attention.masks import check_reads
-from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
+from t2x.layers.caches import Cache
+from t2x.layers.interfaces import Call, ExtrasSublayer, Result, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.tokens import Tokens
