@@ -59,7 +59,7 @@ class Rows(Sequence):
     folder: folder of the rows.
     info: statistics of the split: `examples`, `bytes` (of UTF-8 text), `tokens` (with eos, without
       padding), `rows`, `efficiency` (tokens over tokens and padding), numbers of `empty`, `dropped`
-      and `cut` examples, `cut_tokens`, `lossy_texts` (texts that the tokenizer does not preserve).
+      and `cut` examples, `cut_tokens`, `lossy_texts` (texts with unknown tokens).
     fingerprint: identifies the source, the split, the tokenizer and the plan.
   """
 

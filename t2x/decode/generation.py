@@ -268,8 +268,7 @@ def _prefill(model, prompts, lengths, cache, marks):
   """
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
-  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
-  prefix = {'prefix': segments.astype(bool)} if has_prefix else {}
+  prefix = {'prefix': segments.astype(bool)} if model.spec.reads_prefix else {}
   own = prefix | marks.of_rows(prompts, segments)
   tokens = Tokens.row(prompts.shape[1], segments=segments, marks=own)
   return model.decode(prompts, tokens, cache, last=lengths - 1)

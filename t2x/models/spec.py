@@ -36,6 +36,11 @@ class ModelSpec:
   num_classes: int | None = None
   num_types: int = 0
 
+  @property
+  def reads_prefix(self) -> bool:
+    """True if an attention pattern reads the mark 'prefix'."""
+    return any('marks.prefix' in pattern.reads for pattern in self.patterns)
+
   def is_causal(self, length: int) -> bool:
     """Returns whether no token in a row of `length` tokens attends to a later token."""
     return all(pattern.is_causal(length) for pattern in self.patterns)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
-from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Source, named_key
+from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, named_key
 from t2x.layers.initializers import build_context, building
 from t2x.models.interfaces import Layer, LayerStack
 
@@ -105,7 +105,7 @@ class Stages(nnx.Module):
       UserError: `cache` or `call.slots` is set, or a stage or merging layer raises it.
     """
     if cache is not None or call.slots is not None:
-      _refuse_cache()
+      self.refuse_cache()
     tokens, aux = call.tokens, NO_AUX
     recorded: dict[str, Array] = {}
     for i, stage in enumerate(self.stages):
@@ -118,25 +118,11 @@ class Stages(nnx.Module):
       recorded |= {f'stages.{i}.{name}': value for name, value in result.recorded.items()}
     return Result(x, None, aux, recorded, tokens)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+  def refuse_cache(self, *arguments: Any) -> NoReturn:
     """Raises UserError: stages have no cache."""
-    _refuse_cache()
+    raise UserError(
+      'Stages has no cache, because its stages have different numbers of tokens: to generate, use a body '
+      'whose stack is a Stack'
+    )
 
-  def source_cache(self, source: Source) -> NoReturn:
-    """Raises UserError: stages have no cache."""
-    _refuse_cache()
-
-  def unstacked(self) -> NoReturn:
-    """Raises UserError: stages have no cache."""
-    _refuse_cache()
-
-  def unstacked_cache(self, cache: Any) -> NoReturn:
-    """Raises UserError: stages have no cache."""
-    _refuse_cache()
-
-
-def _refuse_cache() -> NoReturn:
-  raise UserError(
-    'Stages has no cache, because its stages have different numbers of tokens: to generate, use a body '
-    'whose stack is a Stack'
-  )
+  init_cache = source_cache = unstacked = unstacked_cache = refuse_cache

@@ -285,7 +285,8 @@ class Task(abc.ABC):
 
   def count(self, batch: Mapping[str, np.ndarray]) -> int:
     """Returns the number of units (tokens or examples) of a batch that are not padding."""
-    return int(sum(np.count_nonzero(batch[name]) for name in batch if name.endswith('segments')))
+    names = ['weight'] if self.unit == 'examples' else [n for n in batch if n.endswith('segments')]
+    return int(sum(np.count_nonzero(batch[name]) for name in names))
 
   def summarise(self, means: Means, info: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Returns the metrics of a split; NaN for an empty split (the weight of the loss is 0).

@@ -1,20 +1,23 @@
 """Causal language modelling: prediction of the next token (GPT)."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.data import Source, Tokenizer
 from t2x.decode import Generated, Sampling, Strategy
-from t2x.layers.constraints import constrain
-from t2x.tasks.base import TaskOutput
-from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.text import JoinedDocuments, answers, check_causal, check_shapes, continued
+from t2x.tasks.distillation import DistillableTokens
+from t2x.tasks.text import answers, check_causal, check_shapes, continued
 
 __all__ = ['CausalLM']
+
+# Number of characters whose tokens are decoded again, to notice tokenizers that change the text.
+DECODED = 1 << 22
 
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
@@ -24,8 +27,20 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
   return jnp.where(same, before, bos_id)
 
 
+def preserves_texts(source: Source, split: str, tokenizer: Tokenizer) -> bool:
+  """Returns whether the first `DECODED` characters of a split are the text of their tokens."""
+  remaining = DECODED
+  for example in source.load(split):
+    if tokenizer.decode(tokenizer.encode(example['text'])) != example['text']:
+      return False
+    remaining -= len(example['text'])
+    if remaining < 0:
+      break
+  return True
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(DistillableTask, JoinedDocuments):
+class CausalLM(DistillableTokens):
   """Predicts the next token of documents that are packed into rows of `length` tokens.
 
   Every token, including the end of a document, is a target exactly once, so `bits_per_byte` covers the
@@ -43,7 +58,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
-  data_fields: ClassVar[frozenset[str]] = JoinedDocuments.data_fields | {'strategy'}
+  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'strategy'}
 
   @property
   def default_strategy(self):
@@ -68,30 +83,31 @@ class CausalLM(DistillableTask, JoinedDocuments):
     """Returns weight 1 for each token that is not padding."""
     return (batch['segments'] != 0).astype(jnp.float32)
 
-  def _hidden(self, model, batch, key):
+  def hidden(self, model, batch, key):
+    """Returns the model's output for the rows shifted by one token."""
     inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
     return model.hidden(inputs, tokens=self.row_tokens(batch, inputs), key=key)
-
-  def predictions(self, model, batch, key):
-    """Returns the logits of each token."""
-    out = self._hidden(model, batch, key)
-    return constrain(model.logits(out.x), 'batch', 'length', 'vocab'), out
-
-  def sums(self, model, batch, key, teacher=None):
-    """Returns loss and accuracy over the tokens that are not padding."""
-    out = self._hidden(model, batch, key)
-    output = TaskOutput(self.token_sums(model, out.x, batch['tokens'], batch, key), out.aux)
-    if teacher is None:
-      return output
-    logits = constrain(model.logits(out.x), 'batch', 'length', 'vocab')
-    return self.distilled(output, logits, self.weighted_targets(batch), teacher, batch)
 
   def summarise(self, means, info=None):
     """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""
     metrics = super().summarise(means, info)
-    if info and info.get('bytes') and not (info.get('cut_tokens') or info.get('lossy_texts')):
+    if info and info.get('bytes') and not (info.get('cut_tokens') or self._loses_text(info)):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
+
+  @functools.cached_property
+  def _preserved(self) -> dict[str, bool]:
+    """Whether the tokenizer preserves the texts of a split, by split."""
+    return {}
+
+  def _loses_text(self, info: Mapping[str, Any]) -> bool:
+    """Returns whether the tokenizer does not preserve the texts of a split."""
+    split = info.get('split')
+    if info.get('lossy_texts') or split is None:
+      return bool(info.get('lossy_texts'))
+    if split not in self._preserved:
+      self._preserved[split] = preserves_texts(self.source, split, self.fitted)
+    return not self._preserved[split]
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Continues each prompt; an empty prompt starts a new document."""

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,10 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.base.ranges import Range
+from t2x.layers.constraints import constrain
 from t2x.models import Output
 from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.text import JoinedDocuments
 
 __all__ = ['DistillableTask', 'Distillation']
 
@@ -143,3 +145,34 @@ class DistillableTask(Task):
       coefficient=1.0 - alpha,
       further=output.further | {'distillation': alpha * term},
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistillableTokens(DistillableTask, JoinedDocuments):
+  """A task that predicts tokens of packed documents and supports distillation."""
+
+  # The column of the batch with the tokens to predict, and the logical axis of their number per row.
+  target: ClassVar[str] = 'tokens'
+  target_axis: ClassVar[str | None] = 'length'
+
+  @abc.abstractmethod
+  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+    """Returns the model's output with the hidden vectors of the targets."""
+
+  def _logits(self, model, x):
+    return constrain(model.logits(x), 'batch', self.target_axis, 'vocab')
+
+  def predictions(self, model, batch, key):
+    """Returns the logits of each target."""
+    out = self.hidden(model, batch, key)
+    return self._logits(model, out.x), out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Returns loss and accuracy over the targets that are not padding."""
+    out, labels = self.hidden(model, batch, key), batch[self.target]
+    sums = self.token_sums(model, out.x, labels, batch, key, length_axis=self.target_axis)
+    output = TaskOutput(sums, out.aux)
+    if teacher is None:
+      return output
+    weights = self.weighted_targets(batch)
+    return self.distilled(output, self._logits(model, out.x), weights, teacher, batch)

@@ -19,6 +19,7 @@ from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.prefix_lm import PrefixLM
 from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
+from t2x.tasks.text import padded_batches
 from t2x.tasks.translation import PairTask, Translation
 
 __all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
@@ -84,9 +85,15 @@ class Evaluator(abc.ABC):
   # Whether the metrics are means over tokens, which are not comparable between tokenizers.
   by_tokens: ClassVar[bool] = False
 
+  @property
+  def fixed(self) -> frozenset[str]:
+    """Settings that `replaced` does not change, because the evaluator does not read them or sets them itself."""
+    return frozenset()
+
   def replaced(self, **settings: Any) -> 'Evaluator':
-    """Returns a copy with other settings."""
-    return dataclasses.replace(self, **settings)
+    """Returns a copy with other settings, except those in `fixed`."""
+    changed = {name: value for name, value in settings.items() if name not in self.fixed}
+    return dataclasses.replace(self, **changed)
 
   def check(self, task: Task, model: Any) -> None:  # noqa: B027
     """Raises UserError if the evaluator does not support the task or the model.
@@ -149,18 +156,12 @@ class Samples(TaskEvaluator):
   num_tokens: Size = 64
   strategy: Strategy | None = None
 
+  fixed = frozenset({'split', 'num_examples'})
   kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
 
   def __post_init__(self):
     if self.split is not None or self.num_examples is not None:
       raise UserError('Samples reads only its prompts: leave out Samples.split and num_examples')
-
-  def replaced(self, **settings):
-    """Returns a copy with other settings; ignores `split` and `num_examples`."""
-    supported = {
-      name: value for name, value in settings.items() if name not in ('split', 'num_examples')
-    }
-    return super().replaced(**supported)
 
   def check(self, task, model):
     """Also raises UserError if the model cannot continue the prompts."""
@@ -225,14 +226,10 @@ class Translations(TaskEvaluator):
     # Batches of similar length have little padding.
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i]['source']))
     model, outputs = evaluated.model(), [''] * len(pairs)
-    for start in evaluated.watched(range(0, len(pairs), self.batch_size)):
-      chosen = order[start : start + self.batch_size]
-      # The last batch is padded to the same shape, to avoid another compilation.
-      prompts = [pairs[i]['source'] for i in chosen]
-      prompts += [prompts[-1]] * (self.batch_size - len(prompts))
+    for chosen, padded in evaluated.watched(padded_batches(order, self.batch_size)):
       answers = task.generate(
         model,
-        prompts,
+        [pairs[i]['source'] for i in padded],
         strategy=self.strategy or task.strategy,
         max_new_tokens=task.target_length,
       )

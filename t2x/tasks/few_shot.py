@@ -19,7 +19,7 @@ from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.likelihoods import cut, encode_pair, log_likelihoods, stop_ids
-from t2x.tasks.text import answers, continued
+from t2x.tasks.text import answers, continued, padded_batches
 
 __all__ = ['ExactMatch', 'FewShot', 'LikeliestAnswer', 'LikeliestLabel', 'Scoring']
 
@@ -82,10 +82,7 @@ class ExactMatch(Scoring):
     ends = (*self.strategy.eos_ids, *stop_ids(tokenizer, (questions[0].stop,)))
     strategy = dataclasses.replace(self.strategy, eos_ids=ends)
     rows = [tokenizer.prompt(question.prompt.rstrip()) for question in questions]
-    for start in evaluated.watched(range(0, len(rows), batch_size)):
-      batch = rows[start : start + batch_size]
-      # The last batch is padded to the same shape, to avoid another compilation.
-      batch += [batch[-1]] * (batch_size - len(batch))
+    for _, batch in evaluated.watched(padded_batches(rows, batch_size)):
       generated = continued(
         model,
         batch,
@@ -213,6 +210,7 @@ class FewShot(TaskEvaluator):
   seed: Seed = 0
   batch_size: Size = 32
 
+  fixed = frozenset({'split'})
   kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
 
   def __post_init__(self):
@@ -223,10 +221,6 @@ class FewShot(TaskEvaluator):
         f'FewShot.template = {self.template!r}: must have a field in braces, and text after the last one, '
         "such as a line break, as in '{source} = {target}\\n'"
       )
-
-  def replaced(self, **settings):
-    """Returns a copy with other settings; ignores `split`."""
-    return super().replaced(**{n: value for n, value in settings.items() if n != 'split'})
 
   @property
   def _fields(self) -> list[tuple[str, str]]:

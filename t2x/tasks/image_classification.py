@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size, TunableRate
@@ -195,7 +194,3 @@ class ImageClassification(DistillableTask):
     _, best = jax.lax.top_k(logits, 5)
     hit = (best == labels[:, None]).any(axis=-1) * weights
     return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
-
-  def count(self, batch):
-    """Returns the number of examples that are not padding."""
-    return int(np.count_nonzero(batch['weight']))

@@ -4,14 +4,14 @@ import abc
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import numpy as np
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size
+from t2x.base.ranges import NonEmpty, Size
 from t2x.data import LabelledPlan, token_rows
 from t2x.decode.generation import spread_over
 from t2x.tasks.base import Task
@@ -74,3 +74,27 @@ class LabelledTask(MarkingTask):
     spread, gathered = spread_over(model, len(rows))
     batch = {name: spread(np.stack([row[name] for row in rows])) for name in rows[0]}
     return rows, jax.device_get(gathered(jax.jit(function)(model, batch)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelTask(LabelledTask):
+  """A task that predicts one of the `labels`.
+
+  Attributes:
+    labels: names of the classes.
+  """
+
+  labels: Annotated[Sequence[str], NonEmpty]
+
+  best_metric: ClassVar[str] = 'accuracy'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
+
+  @property
+  def class_names(self):
+    """The labels."""
+    return self.labels
+
+  @property
+  def num_classes(self):
+    """Number of labels."""
+    return len(self.labels)

@@ -15,7 +15,7 @@ from t2x.layers import Tokens
 from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
-from t2x.tasks.text import pad_prompts
+from t2x.tasks.text import pad_prompts, padded_batches
 
 # The ids of a prompt and of its continuation.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -82,11 +82,8 @@ def log_likelihoods(
   results: list[Likelihood | None] = [None] * len(pairs)
   # Batches of similar length have little padding.
   order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])), reverse=True)
-  for start in range(0, len(order), batch_size):
-    chosen = order[start : start + batch_size]
-    # The last batch is padded to the same shape, to avoid another compilation.
-    rows = [pairs[i] for i in chosen] + [pairs[chosen[-1]]] * (batch_size - len(chosen))
-    arrays = _arrays(rows, pad_id, longest)
+  for chosen, padded in padded_batches(order, batch_size):
+    arrays = _arrays([pairs[i] for i in padded], pad_id, longest)
     spread, gather = spread_over(model, batch_size)
     sums, greedy = jax.device_get(gather(_score(model, *map(spread, arrays), further=marks)))
     for i, log_prob, is_greedy in zip(chosen, sums, greedy, strict=False):
@@ -116,8 +113,7 @@ def _arrays(rows: Sequence[Pair], pad_id: int, longest: int | None) -> tuple[np.
 def _score(model, ids, lengths, prompts, index, labels, *, further):
   """Returns the sum of log-probabilities and whether all labels are the likeliest tokens, by row."""
   positions = jnp.arange(ids.shape[1])
-  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
-  marks = {'prefix': positions < prompts[:, None]} if has_prefix else {}
+  marks = {'prefix': positions < prompts[:, None]} if model.spec.reads_prefix else {}
   segments = (positions < lengths[:, None]).astype(jnp.int32)
   marks |= further.of_rows(ids, segments)
   tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True, marks=marks)

@@ -13,18 +13,15 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, Range
 from t2x.data import Chain, MaskTokens
-from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
-from t2x.tasks.base import TaskOutput
-from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.distillation import DistillableTokens
 from t2x.tasks.fill_mask import check_masks, fill_masks
-from t2x.tasks.text import JoinedDocuments
 
 __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(DistillableTask, JoinedDocuments):
+class MaskedLM(DistillableTokens):
   """Predicts the masked tokens of a row.
 
   Attributes:
@@ -43,7 +40,9 @@ class MaskedLM(DistillableTask, JoinedDocuments):
   random_rate: Fraction = 0.1
   whole_word: bool = False
 
-  data_fields: ClassVar[frozenset[str]] = JoinedDocuments.data_fields | {
+  target: ClassVar[str] = 'labels'
+  target_axis: ClassVar[str | None] = None
+  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {
     'rate',
     'mask_rate',
     'random_rate',
@@ -85,26 +84,17 @@ class MaskedLM(DistillableTask, JoinedDocuments):
     """Returns weight 1 for each prediction, 0 for padding."""
     return batch['weights']
 
-  def _hidden(self, model, batch, key):
+  def hidden(self, model, batch, key):
     """Returns the model's output with the hidden vectors of the masked tokens only."""
     out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
     return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
 
-  def predictions(self, model, batch, key):
-    """Returns the logits of the masked tokens only."""
-    out = self._hidden(model, batch, key)
-    return constrain(model.logits(out.x), 'batch', None, 'vocab'), out
-
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the masked tokens."""
-    out = self._hidden(model, batch, key)
-    sums = self.token_sums(model, out.x, batch['labels'], batch, key, length_axis=None)
-    sums['masked_accuracy'] = sums.pop('accuracy')
-    output = TaskOutput(sums, out.aux)
-    if teacher is None:
-      return output
-    logits = constrain(model.logits(out.x), 'batch', None, 'vocab')
-    return self.distilled(output, logits, self.weighted_targets(batch), teacher, batch)
+    output = super().sums(model, batch, key, teacher)
+    metrics = dict(output.metrics)
+    metrics['masked_accuracy'] = metrics.pop('accuracy')
+    return dataclasses.replace(output, metrics=metrics)
 
   def check_prompt(self, prompt):
     """Raises UserError if the prompt has no mask."""

@@ -23,17 +23,8 @@ _MIN_PIXELS = 96
 _GAP = 2
 
 
-class _Pictures(Evaluator):
-  """Evaluates a small, fixed number of examples."""
-
-  def replaced(self, **settings):
-    """Returns a copy with other settings; ignores `num_examples`."""
-    settings.pop('num_examples', None)
-    return super().replaced(**settings)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionMaps(_Pictures):
+class AttentionMaps(Evaluator):
   """Draws the attention probabilities of each layer, one picture per layer; computes no metrics.
 
   A picture has a row of maps per example, one map per head: queries from top to bottom, keys from left to right,
@@ -49,11 +40,10 @@ class AttentionMaps(_Pictures):
   targets: Sequence[Text] = ()
   num_examples: Count | None = 1
 
-  def replaced(self, **settings):
-    """Returns a copy with other settings; ignores `split` if there are texts."""
-    if self.texts:
-      settings.pop('split', None)
-    return super().replaced(**settings)
+  @property
+  def fixed(self):
+    """The number of examples, and with texts the split."""
+    return frozenset({'num_examples', 'split'} if self.texts else {'num_examples'})
 
   def check(self, task: Task, model: Any) -> None:
     """Raises UserError if the texts do not fit the model, or would have no effect."""
@@ -99,7 +89,7 @@ class AttentionMaps(_Pictures):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifiedImages(_Pictures, TaskEvaluator):
+class ClassifiedImages(TaskEvaluator):
   """Draws images with their predicted classes, in a green frame if the class is right, else in a red frame.
 
   The samples have the label and the prediction of each image. Computes no metrics.
@@ -110,6 +100,7 @@ class ClassifiedImages(_Pictures, TaskEvaluator):
 
   num_examples: Count | None = 16
 
+  fixed = frozenset({'num_examples'})
   kinds: ClassVar[tuple[type[Task], ...]] = (ImageClassification,)
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:

@@ -3,7 +3,6 @@ https://arxiv.org/abs/1801.10198; Raffel et al. 2020, https://arxiv.org/abs/1910
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,10 @@ import jax.numpy as jnp
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.data import JoinedPairs
-from t2x.decode import generate
 from t2x.layers import RowLayout, Tokens
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.text import check_causal, pad_prompts
+from t2x.tasks.text import check_causal, continued
 from t2x.tasks.translation import PairTask
 
 __all__ = ['PrefixLM']
@@ -74,7 +72,7 @@ class PrefixLM(PairTask):
       tokens=Tokens(
         batch['positions'],
         segments,
-        marks={'prefix': prefix} if reads_prefix(model) else {},
+        marks={'prefix': prefix} if model.spec.reads_prefix else {},
         layout=RowLayout.PACKED,
       ),
       key=key,
@@ -83,20 +81,6 @@ class PrefixLM(PairTask):
     return TaskOutput(sums, out.aux)
 
   def _generate(self, model, sources, seed=0, **settings):
-    tokenizer = self.fitted
-    prompts = [[tokenizer.bos_id, *source] for source in sources]
-    ids, lengths = pad_prompts(prompts, tokenizer.pad_id, longest=self.source_length + 1)
-    return generate(
-      model,
-      ids,
-      lengths,
-      eos_id=tokenizer.eos_id,
-      pad_id=tokenizer.pad_id,
-      key=jax.random.key(seed),
-      **settings,
-    )
-
-
-def reads_prefix(model: Any) -> bool:
-  """Returns whether an attention pattern of the model reads the mark 'prefix'."""
-  return any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
+    prompts = [[self.fitted.bos_id, *source] for source in sources]
+    longest = self.source_length + 1
+    return continued(model, prompts, self.fitted, seed=seed, longest=longest, **settings)

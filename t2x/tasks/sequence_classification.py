@@ -2,25 +2,23 @@
 2018)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text, TunableRate
 from t2x.data import LabelledTexts
 from t2x.layers import named_key
-from t2x.layers.marks import Marks
-from t2x.models import Output, OutputKind
+from t2x.models import OutputKind
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.labelled import LabelTask
 from t2x.tasks.losses import f1_sums
 from t2x.tasks.text import encoded_spec, hidden_of
 
@@ -28,7 +26,7 @@ __all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceClassification(DistillableTask, LabelledTask):
+class SequenceClassification(DistillableTask, LabelTask):
   """Predicts the class of a text or of a pair of texts. Examples have a `label` and the text `fields`.
 
   Metrics, as in scikit-learn: accuracy; macro_f1, the mean F1 of the classes that occur in the data or in the
@@ -41,7 +39,6 @@ class SequenceClassification(DistillableTask, LabelledTask):
     auxiliary: an auxiliary objective on the same texts (`LanguageModelling`), or None.
   """
 
-  labels: Annotated[Sequence[str], NonEmpty]
   fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
   label_smoothing: TunableRate = 0.0
   auxiliary: Auxiliary | None = None
@@ -49,23 +46,11 @@ class SequenceClassification(DistillableTask, LabelledTask):
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[OutputKind] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
-  best_metric: ClassVar[str] = 'accuracy'
-  best_mode: ClassVar[Literal['min', 'max']] = 'max'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
 
   def texts_of(self, example):
     """Returns the text fields."""
     return {name: example[name] for name in self.fields if name in example}
-
-  @property
-  def class_names(self):
-    """The labels."""
-    return self.labels
-
-  @property
-  def num_classes(self):
-    """Number of labels."""
-    return len(self.labels)
 
   @property
   def plan(self):
@@ -99,12 +84,14 @@ class SequenceClassification(DistillableTask, LabelledTask):
     return weights
 
   def predictions(self, model, batch, key):
-    """Returns the logits of the classes."""
-    return _logits(model, batch, key, self.token_marks)
+    """Returns the logits of the classes, in float32."""
+    out = hidden_of(model, batch, key, self.token_marks)
+    logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
+    return logits.astype(jnp.float32), out
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""
-    logits, out = _logits(model, batch, key, self.token_marks)
+    logits, out = self.predictions(model, batch, key)
     weights = self.weighted_targets(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
@@ -114,10 +101,6 @@ class SequenceClassification(DistillableTask, LabelledTask):
       metrics, term = self.auxiliary(model, out.x, batch, weights)
       output = TaskOutput(sums | metrics, out.aux, {'auxiliary': term})
     return self.distilled(output, logits, weights, teacher, batch)
-
-  def count(self, batch):
-    """Returns the number of examples that are not padding."""
-    return int(np.count_nonzero(batch['weight']))
 
   def summarise(self, means, info=None):
     """Returns the metrics with macro_f1 and, with two classes, f1 in place of the F1 of each class."""
@@ -152,12 +135,3 @@ class SequenceClassification(DistillableTask, LabelledTask):
 
     order = np.argsort(-log_probs, axis=1)[:, :num_return]
     return [[answer(row, label) for label in labels] for row, labels in enumerate(order)]
-
-
-def _logits(
-  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None, marks: Marks
-) -> tuple[Float[Array, 'batch classes'], Output]:
-  """Returns the class logits in float32 and the model's output with the hidden vectors."""
-  out = hidden_of(model, batch, key, marks)
-  logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
-  return logits.astype(jnp.float32), out

@@ -4,23 +4,17 @@
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Range, Size
 from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans, FitSides
 from t2x.layers import Tokens
-from t2x.models import Inputs
-from t2x.tasks.base import TaskOutput
-from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.text import TokenTask, check_causal
+from t2x.tasks.translation import SourceTargetTask
 
 __all__ = ['SpanCorruption']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanCorruption(TokenTask):
+class SpanCorruption(SourceTargetTask):
   """Predicts the masked spans of a row of text with an encoder-decoder.
 
   Documents are concatenated and split into rows that fill the source after masking (568 tokens for a
@@ -52,8 +46,11 @@ class SpanCorruption(TokenTask):
   prefix: str = ''
   padded_target: Size | None = None
 
-  inputs: ClassVar[Inputs] = 'a source and a target'
-  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'rate', 'mean_span', 'prefix'}
+  data_fields: ClassVar[frozenset[str]] = SourceTargetTask.data_fields | {
+    'rate',
+    'mean_span',
+    'prefix',
+  }
 
   def __post_init__(self):
     if self.padded_target is not None and self.padded_target < self._lengths.target_length:
@@ -100,6 +97,11 @@ class SpanCorruption(TokenTask):
     return self.padded_target or self._lengths.target_length
 
   @property
+  def lengths(self):
+    """Tokens of both sides, including sentinels and eos."""
+    return {'source': self.source_length, 'target': self.target_length}
+
+  @property
   def _prefix_ids(self) -> tuple[int, ...]:
     return tuple(self.fitted.encode(self.prefix)) if self.prefix else ()
 
@@ -121,19 +123,9 @@ class SpanCorruption(TokenTask):
     chosen = tuple(transform for transform in transforms if transform is not None)
     return corruption if len(chosen) == 1 else Chain(chosen)
 
-  def spec(self, batch_size):
-    """Returns ids and segments of both sides: int32 [batch, source_length or target_length]."""
-    lengths = {'source': self.source_length, 'target': self.target_length}
-    return {
-      side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-      for side, length in lengths.items()
-      for field in ('', '_segments')
-    }
-
   def check_model(self, model):
     """Also raises UserError if a decoder block attends to later tokens or the embedding lacks sentinels."""
     super().check_model(model)
-    check_causal(model, self.target_length, 'SpanCorruption')
     tokens = self.tokenizer.vocab_size
     if tokens is None:
       return
@@ -144,20 +136,7 @@ class SpanCorruption(TokenTask):
         f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
       )
 
-  def target_weights(self, batch):
-    """Returns weight 1 for each target token that is not padding."""
-    return (batch['target_segments'] != 0).astype(jnp.float32)
-
-  def sums(self, model, batch, key):
-    """Returns loss and accuracy over the target tokens, including sentinels and eos."""
-    target, segments = batch['target'], batch['target_segments']
-    out = model.hidden(
-      batch['source'],
-      shift_right(target, segments, self.tokenizer.ids.start_id),
-      source_tokens=Tokens.row(
-        self.source_length, segments=batch['source_segments'], right_padded=True
-      ),
-      target_tokens=Tokens.row(self.target_length, segments=segments, right_padded=True),
-      key=key,
-    )
-    return TaskOutput(self.token_sums(model, out.x, target, batch, key), out.aux)
+  def side(self, batch, name):
+    """Returns the metadata of a text and its padding."""
+    segments = batch[f'{name}_segments']
+    return Tokens.row(segments.shape[1], segments=segments, right_padded=True)

@@ -314,6 +314,13 @@ def pad_prompts(
   return ids, lengths
 
 
+def padded_batches(items: Sequence[Any], size: int) -> list[tuple[Sequence[Any], list[Any]]]:
+  """Returns batches of items, each without and with padding: the last batch is filled with its last item, so that all
+  batches have one shape and one compiled program."""
+  batches = [items[start : start + size] for start in range(0, len(items), size)]
+  return [(batch, [*batch, *[batch[-1]] * (size - len(batch))]) for batch in batches]
+
+
 def continued(
   model: DecodingModel,
   rows: Sequence[Sequence[int]],
@@ -321,6 +328,7 @@ def continued(
   *,
   seed: int = 0,
   marks: Marks = Marks(),
+  longest: int | None = None,
   **settings: Any,
 ) -> Generated:
   """Continues rows of token ids.
@@ -331,9 +339,10 @@ def continued(
     tokenizer: the tokenizer, for its end and padding ids.
     seed: random seed of sampling.
     marks: marks of tokens that patterns of the model read.
+    longest: maximum length of padded prompts.
     **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
   """
-  ids, lengths = pad_prompts(rows, tokenizer.pad_id)
+  ids, lengths = pad_prompts(rows, tokenizer.pad_id, longest=longest)
   return generate(
     model,
     ids,

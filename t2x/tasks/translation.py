@@ -3,7 +3,7 @@ https://arxiv.org/abs/1706.03762)."""
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size, TunableRate
 from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPlan, bucket_lengths
 from t2x.decode import Beam, Generated, Strategy, generate
@@ -21,6 +22,55 @@ from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts
 
 __all__ = ['Translation']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceTargetTask(TokenTask):
+  """Predicts the target of a row from its source, with an encoder-decoder."""
+
+  inputs: ClassVar[Inputs] = 'a source and a target'
+  # Columns of each side of a row.
+  columns: ClassVar[tuple[str, ...]] = ('', '_segments')
+  label_smoothing: ClassVar[Tunable] = 0.0
+
+  @property
+  @abc.abstractmethod
+  def lengths(self) -> dict[str, int]:
+    """Tokens of 'source' and 'target'."""
+
+  @abc.abstractmethod
+  def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens:
+    """Returns the metadata of the tokens of 'source' or 'target'."""
+
+  def spec(self, batch_size):
+    """Returns the columns of both sides: int32 [batch, source_length or target_length]."""
+    return {
+      side + column: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+      for side, length in self.lengths.items()
+      for column in self.columns
+    }
+
+  def check_model(self, model):
+    """Also raises UserError if a decoder block attends to later tokens."""
+    super().check_model(model)
+    check_causal(model, self.lengths['target'], type(self).__name__)
+
+  def target_weights(self, batch):
+    """Returns weight 1 for each target token that is not padding."""
+    return (batch['target_segments'] != 0).astype(jnp.float32)
+
+  def sums(self, model, batch, key):
+    """Returns loss and accuracy over the target tokens, including eos."""
+    target = batch['target']
+    out = model.hidden(
+      batch['source'],
+      shift_right(target, batch['target_segments'], self.tokenizer.ids.start_id),
+      source_tokens=self.side(batch, 'source'),
+      target_tokens=self.side(batch, 'target'),
+      key=key,
+    )
+    sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
+    return TaskOutput(sums, out.aux)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +137,7 @@ class PairTask(TokenTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translation(PairTask):
+class Translation(PairTask, SourceTargetTask):
   """Predicts the `target` text of an example from its `source` text; rows pack several examples.
 
   Attributes:
@@ -106,7 +156,7 @@ class Translation(PairTask):
   packing: Callable[..., PairPlan] = PackPairs
   buckets: Sequence[Size] = ()
 
-  inputs: ClassVar[Inputs] = 'a source and a target'
+  columns: ClassVar[tuple[str, ...]] = ('', '_segments', '_positions')
 
   def __post_init__(self):
     if self.buckets and (not isinstance(self.plan, PadPairs) or self.pieces is not None):
@@ -119,14 +169,18 @@ class Translation(PairTask):
       raise UserError(f'Translation.buckets = {list(self.buckets)}: one must be below {longest}')
 
   @property
+  def lengths(self):
+    """The maximum lengths."""
+    return {'source': self.source_length, 'target': self.target_length}
+
+  @property
   def plan(self):
     """The packing of pairs into rows."""
     return self.packing(self.planned(self.source_length), self.planned(self.target_length))
 
   @property
   def _buckets(self) -> Buckets:
-    columns = {'source': self.source_length, 'target': self.target_length}
-    return Buckets(columns, bucket_lengths(self.buckets, max(columns.values())))
+    return Buckets(self.lengths, bucket_lengths(self.buckets, max(self.lengths.values())))
 
   @property
   def row_lengths(self):
@@ -146,41 +200,11 @@ class Translation(PairTask):
     """Returns the transform that samples segmentations or cuts padding in training, or None."""
     if self.buckets and train:
       return CutToBucket(self._buckets)
-    lengths = {'source': self.source_length, 'target': self.target_length}
-    return self.resegment(lengths, train)
+    return self.resegment(self.lengths, train)
 
-  def spec(self, batch_size):
-    """Returns ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
-    sides = {'source': self.source_length, 'target': self.target_length}
-    return {
-      side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
-      for side, length in sides.items()
-      for field in ('', '_segments', '_positions')
-    }
-
-  def check_model(self, model):
-    """Also raises UserError if a decoder block attends to later tokens."""
-    super().check_model(model)
-    check_causal(model, self.target_length, 'Translation')
-
-  def target_weights(self, batch):
-    """Returns weight 1 for each target token that is not padding."""
-    return (batch['target_segments'] != 0).astype(jnp.float32)
-
-  def sums(self, model, batch, key):
-    """Returns loss and accuracy over the target tokens, including eos."""
-    target, segments = batch['target'], batch['target_segments']
-    out = model.hidden(
-      batch['source'],
-      shift_right(target, segments, self.tokenizer.ids.start_id),
-      source_tokens=Tokens(
-        batch['source_positions'], batch['source_segments'], layout=RowLayout.PACKED
-      ),
-      target_tokens=Tokens(batch['target_positions'], segments, layout=RowLayout.PACKED),
-      key=key,
-    )
-    sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
-    return TaskOutput(sums, out.aux)
+  def side(self, batch, name):
+    """Returns the metadata of packed texts."""
+    return Tokens(batch[f'{name}_positions'], batch[f'{name}_segments'], layout=RowLayout.PACKED)
 
   def _generate(self, model, sources, seed=0, **settings) -> Generated:
     tokenizer = self.fitted

@@ -2,8 +2,8 @@
 https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +11,20 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import NonEmpty
 from t2x.data import LabelledWords
-from t2x.layers.marks import Marks
 from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.entities import Tags, entities, num_equal
-from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.labelled import LabelTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
 __all__ = ['WordClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WordClassification(LabelledTask):
+class WordClassification(LabelTask):
   """Predicts the class of each word from its first token. Examples have lists `words` and `labels`.
 
   Metrics: accuracy over words; if the labels are BIO tags also entity_precision, entity_recall and entity_f1
@@ -37,26 +35,12 @@ class WordClassification(LabelledTask):
     labels: names of the classes, BIO tags or others.
   """
 
-  labels: Annotated[Sequence[str], NonEmpty]
-
   outputs: ClassVar[OutputKind] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
-  best_metric: ClassVar[str] = 'accuracy'
-  best_mode: ClassVar[Literal['min', 'max']] = 'max'
 
   def texts_of(self, example):
     """Returns the sentence, with spaces between the words."""
     return {'words': ' '.join(map(str, example['words']))} if 'words' in example else {}
-
-  @property
-  def class_names(self):
-    """The labels."""
-    return self.labels
-
-  @property
-  def num_classes(self):
-    """Number of labels."""
-    return len(self.labels)
 
   @property
   def plan(self):
@@ -77,9 +61,16 @@ class WordClassification(LabelledTask):
     """Returns weight 1 for each word."""
     return (batch['word_weights'] != 0).astype(jnp.float32)
 
+  def predictions(
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> tuple[Float[Array, 'batch words classes'], Output]:
+    """Returns the class logits of each word in float32, and the model's output with the hidden vectors."""
+    out = hidden_of(model, batch, key, self.token_marks)
+    return model.logits(select(out.x, batch['word_positions'])).astype(jnp.float32), out
+
   def sums(self, model, batch, key):
     """Returns loss and accuracy over words, and precision, recall and F1 of entities as pairs of counts."""
-    logits, out = _logits(model, batch, key, self.token_marks)
+    logits, out = self.predictions(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
     sums = classification_sums(logits, labels, self.weighted_targets(batch))
     tags = Tags.from_labels(self.labels)
@@ -110,7 +101,7 @@ class WordClassification(LabelledTask):
     sentences = [prompt.split() for prompt in prompts]
     examples = [{'words': words, 'labels': [self.labels[0]] * len(words)} for words in sentences]
     rows, logits = self.run_on_examples(
-      lambda m, batch: _logits(m, batch, None, self.token_marks)[0], model, examples
+      lambda m, batch: self.predictions(m, batch, None)[0], model, examples
     )
     # Every word is in exactly one row, in the order of the prompts.
     by_word = np.asarray(jax.nn.log_softmax(logits))[
@@ -124,11 +115,3 @@ class WordClassification(LabelledTask):
       fields = {'text': text, 'tokens': tokens, 'log_probs': log_probs}
       answers.append([fields | {'score': sum(log_probs)}])
     return answers
-
-
-def _logits(
-  model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None, marks: Marks
-) -> tuple[Float[Array, 'batch words classes'], Output]:
-  """Returns the class logits of each word in float32 and the model's output with the hidden vectors."""
-  out = hidden_of(model, batch, key, marks)
-  return model.logits(select(out.x, batch['word_positions'])).astype(jnp.float32), out
