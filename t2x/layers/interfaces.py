@@ -141,6 +141,11 @@ class Result:
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def recorded_by(results: Mapping[str, Any]) -> dict[str, Array]:
+  """Returns the recorded arrays of parts as 'PART.NAME', from their results by name."""
+  return {f'{part}.{n}': array for part, r in results.items() for n, array in r.recorded.items()}
+
+
 @runtime_checkable
 class Sublayer(Protocol):
   """Sublayer of a block: a token mixer, cross-attention or a feed-forward layer.

@@ -37,6 +37,7 @@ from t2x.layers import (
   named_key,
 )
 from t2x.layers.initializers import building
+from t2x.layers.interfaces import recorded_by
 from t2x.layers.wiring.residual import apply_rates, depth_factor
 from t2x.models.interfaces import Layer
 
@@ -89,12 +90,10 @@ class _Block(nnx.Module):
 
   @property
   def wirings(self) -> dict[str, Wiring]:
-    """Wirings of the sublayers that have one, by name, in the order of application."""
     return {n: vars(self)[f'{n}_wiring'] for n in self.names if f'{n}_wiring' in vars(self)}
 
   @property
   def num_streams(self) -> int:
-    """Number of residual streams."""
     return max((wiring.num_streams for wiring in self.wirings.values()), default=1)
 
   @property
@@ -104,7 +103,6 @@ class _Block(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    """Names of the fields of `Call` that the sublayers read."""
     fields: set[str] = set()
     for name, part in self.sublayers.items():
       # Only 'cross' receives a source, and it receives neither a pattern nor positions.
@@ -114,7 +112,6 @@ class _Block(nnx.Module):
 
   @property
   def max_length(self) -> int | None:
-    """Maximum length in tokens that all sublayers can process; None: unlimited."""
     lengths = [part.max_length for part in self.sublayers.values()]
     return min((length for length in lengths if length is not None), default=None)
 
@@ -132,7 +129,6 @@ class _Block(nnx.Module):
     return {name: cache for name, cache in caches.items() if cache is not None}
 
   def source_cache(self, source: Source) -> dict[str, Cache]:
-    """Returns the keys and values of the source, which are computed once per generation."""
     if not self.reads_source:
       return {}
     cross: CrossSublayer = self.sublayers['cross']
@@ -253,7 +249,7 @@ class SublayerBlock(_Block):
       if name in old:
         new[name] = result.cache
       aux += result.aux
-      recorded |= {f'{name}.{key}': value for key, value in result.recorded.items()}
+      recorded |= recorded_by({name: result})
       extras = extras | dict(result.extras)
     return Result(x, None if cache is None else new, aux, recorded, extras=extras)
 
@@ -361,14 +357,9 @@ class ParallelBlock(_Block):
     key, keep = named_key(call.key, 'dropout'), depth_factor(call, 'branches', len(x))
     branch = apply_rates(branch, self.dropout_rate, key, keep)
     aux: Aux = results['mixer'].aux + results['feed_forward'].aux
-    recorded = {
-      f'{name}.{key}': value
-      for name, result in results.items()
-      for key, value in result.recorded.items()
-    }
     extras = {name: value for result in results.values() for name, value in result.extras.items()}
     new_cache = None if cache is None else new
-    return Result(jnp.add(x, branch), new_cache, aux, recorded, extras=extras)
+    return Result(jnp.add(x, branch), new_cache, aux, recorded_by(results), extras=extras)
 
 
 def initial_extras(

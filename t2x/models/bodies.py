@@ -71,6 +71,7 @@ class Encoder(nnx.Module):
   """
 
   implements = (Body,)
+  output_dim: int
 
   def __init__(
     self,
@@ -98,30 +99,23 @@ class Encoder(nnx.Module):
       else Linear((width,), (d_model,), ('factor', 'embed'), init=normal(0.02), rngs=rngs)
     )
     self.stack = stack(d_model, rngs=rngs)
+    self.output_dim = self.stack.output_dim
     if _unwrap_partial(final_norm) is final_norm_if_needed and _ends_with_norm(self.stack):
       final_norm = None
     self.final_norm = final_norm and final_norm(self.output_dim, rngs=rngs)
 
   @property
-  def output_dim(self) -> int:
-    """Width of the hidden vectors."""
-    return self.stack.output_dim
-
-  @property
   def patterns(self) -> list[Pattern]:
-    """Attention pattern of each block of one repeat of the stack."""
     return self.stack.patterns(self.pattern)
 
   @property
   def max_length(self) -> int | None:
-    """Maximum length in tokens that the encoding and the layers can process; None: unlimited."""
     lengths = [self.encoding.max_length, self.stack.max_length]
     return min((length for length in lengths if length is not None), default=None)
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
-    """Returns an empty cache for `num_slots` tokens of `batch` rows, with the keys and values of `source`."""
     marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
     layers = self.stack.init_cache(batch, num_slots, dtype)
     if source is not None:
@@ -131,7 +125,6 @@ class Encoder(nnx.Module):
     return BodyCache(layers, slots, None if source is None else source.tokens)
 
   def unstacked(self, cache: BodyCache) -> tuple['Encoder', BodyCache]:
-    """Returns the body and its cache with separate layers, for decoding token by token."""
     layers = self.stack.unstacked_cache(cache.layers)
     body = replace_parts(self, stack=self.stack.unstacked())
     return body, dataclasses.replace(cache, layers=layers)

@@ -28,21 +28,13 @@ class Pooler(nnx.Module):
   """BERT's sequence vector: tanh of a projection of the first token."""
 
   implements = (OutputHead,)
+  outputs: frozenset[OutputKind] = frozenset({'vectors'})
+  num_classes: int | None = None
 
   def __init__(
     self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
   ):
     self.projection = Linear((d_model,), (d_model,), ('embed', 'embed'), init=init, rngs=rngs)
-
-  @property
-  def outputs(self) -> frozenset[OutputKind]:
-    """One vector per row."""
-    return frozenset({'vectors'})
-
-  @property
-  def num_classes(self) -> int | None:
-    """None: vectors have no classes."""
-    return None
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
@@ -181,16 +173,8 @@ class SequenceClassifier(LogitHead):
     self.pool = pool
     self.classifier = classifier(d_model, rngs=rngs)
     self.language_head = language_head(d_model, vocab_size, rngs=rngs)
-
-  @property
-  def outputs(self) -> frozenset[OutputKind]:
-    """Class logits per row, and the outputs of the language head."""
-    return frozenset({'class logits', *self.language_head.outputs})
-
-  @property
-  def num_classes(self) -> int:
-    """Number of class logits."""
-    return self.classifier.num_classes
+    self.outputs = frozenset({'class logits', *self.language_head.outputs})
+    self.num_classes = self.classifier.num_classes
 
   def classify(
     self,
@@ -202,11 +186,9 @@ class SequenceClassifier(LogitHead):
     return self.classifier(self.pool(x, segments), named_key(key, 'classifier'))
 
   def logits(self, x, embedding):
-    """Returns the language head's logits over the vocabulary."""
     return self.language_head.logits(x, embedding)
 
   def cross_entropy(self, x, embedding, labels, weights, **settings):
-    """Returns the loss sums of the language head; see `Head.cross_entropy`."""
     return self.language_head.cross_entropy(x, embedding, labels, weights, **settings)
 
 
@@ -218,6 +200,7 @@ class TokenClassifier(LogitHead):
   """
 
   axis = None
+  outputs: frozenset[OutputKind] = frozenset({'classes per token'})
 
   def __init__(
     self,
@@ -228,20 +211,10 @@ class TokenClassifier(LogitHead):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
+    self.num_classes = num_classes
     self.out = Linear(
       (d_model,), (num_classes,), ('embed', 'classes'), init=init, kind='table', rngs=rngs
     )
 
-  @property
-  def outputs(self) -> frozenset[OutputKind]:
-    """Class logits per token."""
-    return frozenset({'classes per token'})
-
-  @property
-  def num_classes(self) -> int:
-    """Number of class logits."""
-    return self.out.kernel.shape[-1]
-
   def logits(self, x, embedding):
-    """Returns the class logits of each token."""
     return self.out(x)

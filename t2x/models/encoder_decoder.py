@@ -12,6 +12,7 @@ from t2x.base.ranges import Size
 from t2x.layers import Source, TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
+from t2x.layers.interfaces import recorded_by
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.global_tokens import GlobalTokens
@@ -67,7 +68,6 @@ class EncoderDecoder(LogitModel):
 
   @property
   def spec(self) -> ModelSpec:
-    """Inputs, outputs and sizes of the model."""
     return ModelSpec(
       inputs='a source and a target',
       outputs=self.head.outputs,
@@ -80,7 +80,6 @@ class EncoderDecoder(LogitModel):
 
   @property
   def output_embedding(self):
-    """The embedding of the target."""
     return self.embedding if self.target_embedding is None else self.target_embedding
 
   def hidden(
@@ -107,11 +106,7 @@ class EncoderDecoder(LogitModel):
     embedded, tokens = self.output_embedding(target, target_tokens)
     decoder_key = named_key(key, 'decoder')
     out = self.decoder(embedded, memory, tokens=tokens, key=decoder_key, record=record)
-    recorded = {
-      f'{name}.{key}': value
-      for name, side in (('encoder', encoded), ('decoder', out))
-      for key, value in side.recorded.items()
-    }
+    recorded = recorded_by({'encoder': encoded, 'decoder': out})
     return Output(out.x, None, encoded.aux + out.aux, recorded, out.tokens)
 
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
@@ -123,21 +118,10 @@ class EncoderDecoder(LogitModel):
     self,
     source: Int[Array, 'batch source'],
     target: Int[Array, 'batch length'],
-    *,
-    source_tokens: Tokens | None = None,
-    target_tokens: Tokens | None = None,
-    key: Array | None = None,
-    record: frozenset[str] = frozenset(),
+    **settings: Any,
   ) -> Output:
     """Returns logits [batch, length, vocab]; see `hidden` for the arguments."""
-    out = self.hidden(
-      source,
-      target,
-      source_tokens=source_tokens,
-      target_tokens=target_tokens,
-      key=key,
-      record=record,
-    )
+    out = self.hidden(source, target, **settings)
     logits = constrain(self.logits(out.x), 'batch', 'length', 'vocab')
     return Output(logits, None, out.aux, out.recorded)
 
@@ -154,7 +138,6 @@ class EncoderDecoder(LogitModel):
     return self.decoder.init_cache(batch, num_slots, dtype, memory)
 
   def unstacked(self, cache: BodyCache) -> tuple['EncoderDecoder', BodyCache]:
-    """Returns the model and its cache with separate layers, for decoding token by token."""
     decoder, cache = self.decoder.unstacked(cache)
     return replace_parts(self, decoder=decoder), cache
 
@@ -165,6 +148,5 @@ class EncoderDecoder(LogitModel):
     cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
-    """Returns the logits of target `ids` and the new cache; see `LanguageModel.decode`."""
     embedded, tokens = self.output_embedding(ids, tokens)
     return self._decoded(self.decoder(embedded, None, tokens=tokens, cache=cache), last)

@@ -45,6 +45,9 @@ class GlobalTokens(nnx.Module):
   """
 
   implements = (TextEmbedding,)
+  vocab_size: int
+  vocab_multiple: int
+  num_types: int
 
   def __init__(
     self,
@@ -57,22 +60,9 @@ class GlobalTokens(nnx.Module):
   ):
     self.n = n
     self.embedding = embedding(d_model, rngs=rngs)
+    self.vocab_size, self.vocab_multiple = self.embedding.vocab_size, self.embedding.vocab_multiple
+    self.num_types = self.embedding.num_types
     self.vectors = param(init, (n, d_model), ('extra', 'embed'), rngs, kind='vector')
-
-  @property
-  def vocab_size(self) -> int:
-    """Number of tokens of the text's embedding."""
-    return self.embedding.vocab_size
-
-  @property
-  def vocab_multiple(self) -> int:
-    """The `vocab_multiple` of the text's embedding."""
-    return self.embedding.vocab_multiple
-
-  @property
-  def num_types(self) -> int:
-    """Number of token types."""
-    return self.embedding.num_types
 
   def __call__(
     self,
@@ -87,7 +77,6 @@ class GlobalTokens(nnx.Module):
     return jnp.concatenate([first, x], axis=1), self._extended(tokens)
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Returns the logits of the text's embedding."""
     return self.embedding.attend(x)
 
   def check_patterns(self, patterns: Sequence[Pattern]) -> None:

@@ -51,16 +51,8 @@ class LogitHead(nnx.Module):
   implements = (Head,)
   chunk: Chunk = None
   axis: str | None = 'vocab'
-
-  @property
-  def outputs(self) -> frozenset[OutputKind]:
-    """Logits over the vocabulary."""
-    return frozenset({'token logits'})
-
-  @property
-  def num_classes(self) -> int | None:
-    """None: the logits are over the vocabulary."""
-    return None
+  outputs: frozenset[OutputKind] = frozenset({'token logits'})
+  num_classes: int | None = None
 
   def logits(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
@@ -71,14 +63,11 @@ class LogitHead(nnx.Module):
   def __call__(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
   ) -> Float[Array, '*rest logits']:
-    """Returns the logits of `x`."""
     return self.logits(x, embedding)
 
   def cross_entropy(
     self, x, embedding, labels, weights, *, smoothing=0.0, z_loss=0.0, axes=('batch', 'length')
   ):
-    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
-
     def sums(x, labels, weights):
       logits = constrain(self.logits(x, embedding), *axes, self.axis)
       return classification_sums(logits, labels, weights, smoothing, z_loss)
@@ -142,7 +131,6 @@ class TiedHead(LogitHead):
     self.bias = _token_bias(vocab_size, rngs) if use_bias else None
 
   def logits(self, x, embedding):
-    """Returns the products of `x` and the embedding's table."""
     return _finish(embedding.attend(x * self.scale), self.bias, self.soft_cap)
 
 
@@ -181,7 +169,6 @@ class LMHead(LogitHead):
     )
 
   def logits(self, x, embedding):
-    """Returns the projection of `x` to the vocabulary."""
     products = float32_logits(x, self.out.kernel[...].astype(x.dtype), axis=0)
     return _finish(products[..., : self.vocab_size], self.out.bias, self.soft_cap)
 
@@ -222,6 +209,5 @@ class MaskedLMHead(LogitHead):
     self.bias = _token_bias(vocab_size, rngs)
 
   def logits(self, x, embedding):
-    """Returns the products of the transformed vectors and the embedding's table, plus the bias."""
     x = self.norm(self.activation(self.transform(x)))
     return _finish(embedding.attend(x), self.bias, self.soft_cap)

@@ -57,7 +57,6 @@ class LogitModel(nnx.Module):
     raise NotImplementedError
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
-    """Returns the logits of hidden vectors."""
     return with_logits(self.head).logits(x, self.output_embedding)
 
   def cross_entropy(
@@ -67,7 +66,6 @@ class LogitModel(nnx.Module):
     weights: Float[Array, 'batch length'],
     **settings: Any,
   ) -> Sums:
-    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
     head = with_logits(self.head)
     return head.cross_entropy(x, self.output_embedding, labels, weights, **settings)
 
@@ -110,7 +108,6 @@ class LanguageModel(LogitModel):
 
   @property
   def spec(self) -> ModelSpec:
-    """Inputs, outputs and sizes of the model."""
     limit = self.body.max_length
     if limit is not None and isinstance(self.embedding, GlobalTokens):
       limit -= self.embedding.n
@@ -126,7 +123,6 @@ class LanguageModel(LogitModel):
 
   @property
   def output_embedding(self):
-    """The only embedding."""
     return self.embedding
 
   def hidden(
@@ -157,17 +153,9 @@ class LanguageModel(LogitModel):
     own = Tokens.row(ids.shape[1]) if tokens is None else tokens
     return dataclasses.replace(out, x=out.x[:, extended.num_extra :], tokens=own)
 
-  def __call__(
-    self,
-    ids: Int[Array, 'batch length'],
-    *,
-    tokens: Tokens | None = None,
-    types: Int[Array, 'batch length'] | None = None,
-    key: Array | None = None,
-    record: frozenset[str] = frozenset(),
-  ) -> Output:
-    """Returns the outputs of the head, by default logits [batch, length, vocab]; see `hidden`."""
-    out = self.hidden(ids, tokens=tokens, types=types, key=key, record=record)
+  def __call__(self, ids: Int[Array, 'batch length'], **settings: Any) -> Output:
+    """Returns the outputs of the head, by default logits [batch, length, vocab]; see `hidden` for the arguments."""
+    out = self.hidden(ids, **settings)
     x = self.head(out.x, self.embedding)
     if 'token logits' in self.head.outputs:
       x = constrain(x, 'batch', 'length', 'vocab')
@@ -186,7 +174,6 @@ class LanguageModel(LogitModel):
     return self.body.init_cache(batch, num_slots, dtype)
 
   def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:
-    """Returns the model and its cache with separate layers, for decoding token by token."""
     body, cache = self.body.unstacked(cache)
     return replace_parts(self, body=body), cache
 
@@ -197,12 +184,4 @@ class LanguageModel(LogitModel):
     cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
-    """Returns the logits of `ids`, which continue the cached tokens, and the new cache.
-
-    Args:
-      ids: token ids.
-      tokens: metadata of the tokens.
-      cache: cache that `init_cache` or an earlier call returned.
-      last: index of the token in each row whose logits are computed, as [batch, 1, vocab]; None: all.
-    """
     return self._decoded(self.hidden(ids, tokens=tokens, cache=cache), last)

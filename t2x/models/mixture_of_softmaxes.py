@@ -69,7 +69,6 @@ class MixtureOfSoftmaxes(LogitHead):
     return super().cross_entropy(x, embedding, labels, weights, **settings)
 
   def logits(self, x, embedding):
-    """Returns log-probabilities in float32."""
     priors = jax.nn.log_softmax(self.prior(x).astype(jnp.float32))
     latents = jnp.tanh(self.latent(x))
 

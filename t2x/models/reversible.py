@@ -18,6 +18,7 @@ from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import NO_AUX, Aux, BranchWiring, Cache, Call, InputMemory, Result
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.interfaces import recorded_by
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
@@ -90,7 +91,7 @@ class ReversibleStream:
       if name in old:
         new[name] = result.cache
       aux += result.aux
-      recorded |= {f'{name}.{key}': value for key, value in result.recorded.items()}
+      recorded |= recorded_by({name: result})
     stream = dataclasses.replace(self, first=first, second=second)
     return stream, Result(stream.output, None if cache is None else new, aux, recorded)
 
@@ -143,17 +144,12 @@ class ReversibleStack(Stack):
       rngs=rngs,
     )
     self.merge = merge
+    stream = jax.ShapeDtypeStruct((1, 1, d_model), jnp.float32)
+    self.output_dim = int(jax.eval_shape(merge, stream, stream).shape[-1])
     for block in self.blocks:
       _check_block(block)
 
-  @property
-  def output_dim(self) -> int:
-    """Width of the output."""
-    stream = jax.ShapeDtypeStruct((1, 1, self.d_model), jnp.float32)
-    return int(jax.eval_shape(self.merge, stream, stream).shape[-1])
-
   def unstacked(self) -> 'ReversibleLayers':
-    """Returns the layers separately; see `Stack.unstacked`."""
     layers = super().unstacked()
     return ReversibleLayers(layers.layers, layers.num_blocks, self.merge)
 

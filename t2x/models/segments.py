@@ -53,6 +53,9 @@ class Segments(nnx.Module):
   """
 
   implements = (LayerStack,)
+  num_layers: int
+  output_dim: int
+  max_length: int | None
 
   def __init__(
     self,
@@ -66,26 +69,12 @@ class Segments(nnx.Module):
     self.length = length
     self.memory = memory
     self.stack = stack(d_model, rngs=rngs)
-
-  @property
-  def num_layers(self) -> int:
-    """Number of layers of the stack."""
-    return self.stack.num_layers
-
-  @property
-  def output_dim(self) -> int:
-    """Width of the output."""
-    return self.stack.output_dim
+    self.num_layers, self.output_dim = self.stack.num_layers, self.stack.output_dim
+    self.max_length = self.stack.max_length
 
   @property
   def blocks(self) -> Sequence[Layer]:
-    """Layers of the stack; of repeated layers, those of one repeat."""
     return self.stack.blocks
-
-  @property
-  def max_length(self) -> int | None:
-    """Maximum length in tokens; None: unlimited."""
-    return self.stack.max_length
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """Returns the pattern of each kind of layer in a row of one document."""
@@ -96,19 +85,15 @@ class Segments(nnx.Module):
     return Blocks(self.length, self.memory)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
-    """Returns empty key/value caches of the layers, for decoding."""
     return self.stack.init_cache(batch, num_slots, dtype)
 
   def source_cache(self, source: Source) -> Any:
-    """Returns the keys and values of the source, computed once per generation."""
     return self.stack.source_cache(source)
 
   def unstacked(self) -> 'Segments':
-    """Returns the layers separately, for decoding token by token."""
     return replace_parts(self, stack=self.stack.unstacked())
 
   def unstacked_cache(self, cache: Any) -> Any:
-    """Returns the caches of the layers that `unstacked` returns."""
     return self.stack.unstacked_cache(cache)
 
   def __call__(

@@ -22,6 +22,7 @@ from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
+from t2x.layers.interfaces import recorded_by
 from t2x.layers.keys import fold_in
 from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer, LayerStack
@@ -118,6 +119,7 @@ class Stack(nnx.Module):
 
   implements = (LayerStack,)
   num_layers: int
+  output_dim: int
   blocks: Sequence[Any]
 
   def __init__(
@@ -137,7 +139,7 @@ class Stack(nnx.Module):
       raise UserError(
         f'{name}.num_layers = {num_layers}: must be a multiple of {len(blocks)}, the number of {name}.blocks'
       )
-    self.d_model = d_model
+    self.d_model = self.output_dim = d_model
     self.num_repeats = num_layers // len(blocks)
     num_groups = num_groups or self.num_repeats
     if self.num_repeats % num_groups:
@@ -183,13 +185,7 @@ class Stack(nnx.Module):
     return [pattern & block.pattern for block in self.blocks]
 
   @property
-  def output_dim(self) -> int:
-    """Width of the output."""
-    return self.d_model
-
-  @property
   def max_length(self) -> int | None:
-    """Maximum length in tokens that all blocks can process; None: unlimited."""
     lengths = [block.max_length for block in self.blocks]
     return min((length for length in lengths if length is not None), default=None)
 
@@ -240,7 +236,6 @@ class Stack(nnx.Module):
     return Layers(layers, len(self.blocks))
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
-    """Returns the caches of the separate layers of `unstacked`."""
     return [
       jax.tree.map(lambda a, r=r: a[r], block) for r in range(self.num_repeats) for block in cache
     ]
@@ -271,11 +266,7 @@ class Stack(nnx.Module):
         results.append(result)
       new = None if caches is None else [result.cache for result in results]
       aux = functools.reduce(operator.add, (result.aux for result in results))
-      recorded = {
-        f'blocks.{i}.{name}': value
-        for i, result in enumerate(results)
-        for name, value in result.recorded.items()
-      }
+      recorded = recorded_by({f'blocks.{i}': result for i, result in enumerate(results)})
       if 'hidden' in call.record:
         recorded |= {f'blocks.{i}.hidden': _summed(result.x) for i, result in enumerate(results)}
       return stream, (new, aux, recorded)

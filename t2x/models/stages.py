@@ -13,6 +13,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
 from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, named_key
 from t2x.layers.initializers import build_context, building
+from t2x.layers.interfaces import recorded_by
 from t2x.models.interfaces import Layer, LayerStack
 
 __all__ = ['Stages']
@@ -33,6 +34,8 @@ class Stages(nnx.Module):
   """
 
   implements = (LayerStack,)
+  num_layers: int
+  output_dim: int
 
   def __init__(
     self,
@@ -62,20 +65,10 @@ class Stages(nnx.Module):
     first, total = build_context().stage or (0, ends[-1])
     starts = [first, *(first + end for end in ends[:-1])]
     self.stages, self.merges = build(rngs, [(start, total) for start in starts])
-
-  @property
-  def num_layers(self) -> int:
-    """Number of layers of all stages."""
-    return sum(stage.num_layers for stage in self.stages)
-
-  @property
-  def output_dim(self) -> int:
-    """Width of the last stage."""
-    return self.stages[-1].output_dim
+    self.num_layers, self.output_dim = ends[-1], self.stages[-1].output_dim
 
   @property
   def blocks(self) -> list[Layer]:
-    """Layers of all stages; of repeated layers, those of one repeat."""
     return [block for stage in self.stages for block in stage.blocks]
 
   @property
@@ -115,7 +108,7 @@ class Stages(nnx.Module):
       result = stage(x, dataclasses.replace(call, tokens=tokens, key=key))
       x, aux = result.x, aux + result.aux
       tokens = tokens if result.tokens is None else result.tokens
-      recorded |= {f'stages.{i}.{name}': value for name, value in result.recorded.items()}
+      recorded |= recorded_by({f'stages.{i}': result})
     return Result(x, None, aux, recorded, tokens)
 
   def refuse_cache(self, *arguments: Any) -> NoReturn:

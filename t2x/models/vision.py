@@ -53,7 +53,6 @@ class VisionTransformer(nnx.Module):
 
   @property
   def spec(self) -> ModelSpec:
-    """Inputs, outputs and sizes of the model."""
     return ModelSpec(
       inputs='images',
       outputs=frozenset({'vectors' if self.head is None else 'class logits'}),

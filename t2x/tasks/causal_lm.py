@@ -62,7 +62,6 @@ class CausalLM(DistillableTokens):
 
   @property
   def default_strategy(self):
-    """The `strategy` of the config."""
     return self.strategy
 
   def transform(self, *, train):
@@ -80,11 +79,9 @@ class CausalLM(DistillableTokens):
     check_causal(model, self.length, 'CausalLM', self.marks)
 
   def target_weights(self, batch):
-    """Returns weight 1 for each token that is not padding."""
     return (batch['segments'] != 0).astype(jnp.float32)
 
   def hidden(self, model, batch, key):
-    """Returns the model's output for the rows shifted by one token."""
     inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
     return model.hidden(inputs, tokens=self.row_tokens(batch, inputs), key=key)
 

@@ -163,7 +163,6 @@ class DistillableTokens(DistillableTask, JoinedDocuments):
     return constrain(model.logits(x), 'batch', self.target_axis, 'vocab')
 
   def predictions(self, model, batch, key):
-    """Returns the logits of each target."""
     out = self.hidden(model, batch, key)
     return self._logits(model, out.x), out
 

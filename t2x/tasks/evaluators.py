@@ -125,7 +125,6 @@ class Losses(Evaluator):
   by_tokens: ClassVar[bool] = True
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
-    """Returns the task's metrics."""
     return evaluated.evaluation(self._split(evaluated.task), self.num_examples)
 
 

@@ -92,7 +92,6 @@ class ImageClassification(DistillableTask):
     return class_names(self.source)
 
   def rows(self, split):
-    """Returns the examples of the source."""
     self.check_split(split)
     return self.source.load(split)
 
@@ -150,11 +149,9 @@ class ImageClassification(DistillableTask):
       )
 
   def target_weights(self, batch):
-    """Returns the weight of each example."""
     return batch['weight']
 
   def predictions(self, model, batch, key):
-    """Returns the logits of the classes."""
     out = model(batch['image'], key=key)
     return out.x, out
 

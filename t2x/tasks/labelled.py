@@ -12,7 +12,6 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
-from t2x.data import LabelledPlan, token_rows
 from t2x.decode.generation import spread_over
 from t2x.tasks.base import Task
 from t2x.tasks.text import MarkingTask
@@ -34,16 +33,6 @@ class LabelledTask(MarkingTask):
   @abc.abstractmethod
   def num_classes(self) -> int:
     """Number of logits of the head."""
-
-  @property
-  @abc.abstractmethod
-  def plan(self) -> LabelledPlan:
-    """The conversion of examples to rows."""
-
-  def rows(self, split):
-    """Returns rows from the token cache."""
-    self.check_split(split)
-    return token_rows(self.source, split, self.fitted, self.plan)
 
   def check_model(self, model):
     """Also raises UserError if `pieces` is set or the head has another number of classes."""
@@ -91,10 +80,8 @@ class LabelTask(LabelledTask):
 
   @property
   def class_names(self):
-    """The labels."""
     return self.labels
 
   @property
   def num_classes(self):
-    """Number of labels."""
     return len(self.labels)

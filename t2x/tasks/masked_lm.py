@@ -81,11 +81,9 @@ class MaskedLM(DistillableTokens):
     }
 
   def target_weights(self, batch):
-    """Returns weight 1 for each prediction, 0 for padding."""
     return batch['weights']
 
   def hidden(self, model, batch, key):
-    """Returns the model's output with the hidden vectors of the masked tokens only."""
     out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
     return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
 
@@ -97,7 +95,6 @@ class MaskedLM(DistillableTokens):
     return dataclasses.replace(output, metrics=metrics)
 
   def check_prompt(self, prompt):
-    """Raises UserError if the prompt has no mask."""
     check_masks(self.fitted, prompt)
 
   def fill_masks(

@@ -104,7 +104,6 @@ class Mixture(Task):
 
   @property
   def parts(self):
-    """The tasks by name."""
     return self.tasks
 
   def split_of(self, part, split):
@@ -113,17 +112,14 @@ class Mixture(Task):
 
   @property
   def default_strategy(self):
-    """The decoding strategy of the first task."""
     return self.first.default_strategy
 
   @property
   def one_segment(self):
-    """Whether every row is one segment without padding."""
     return self.first.one_segment
 
   @property
   def vocab_size(self):
-    """Minimum number of rows of the token embedding; None before the tokenizer is fitted."""
     sizes = [task.vocab_size for task in self.tasks.values()]
     return None if None in sizes else max(size for size in sizes if size is not None)
 
@@ -137,7 +133,6 @@ class Mixture(Task):
     return fingerprint('mixture', *(task.source.fingerprint() for task in self.tasks.values()))
 
   def is_fitted(self):
-    """Returns whether the cache holds the trained tokenizer."""
     return self.tokenizer is None or self.tokenizer.is_fitted(self._source_fingerprint)
 
   def fit_tokenizer(self):
@@ -152,31 +147,25 @@ class Mixture(Task):
     return (text for group in itertools.zip_longest(*texts) for text in group if text is not None)
 
   def bound(self, tokenizer):
-    """Returns the mixture with the fitted tokenizer in its tasks."""
     tasks = {name: task.bound(tokenizer) for name, task in self.tasks.items()}
     return dataclasses.replace(self, tasks=tasks)
 
   def check_split(self, split):
-    """Raises UserError if a source lacks its split."""
     self._for_each(lambda task: task.check_split(self.split_of(task, split)))
 
   def rows(self, split):
-    """Returns the rows of all tasks."""
     rows: list[Any] = []
     self._for_each(lambda task: rows.append(task.rows(self.split_of(task, split))))
     return MixtureRows(dict(zip(self.tasks, rows, strict=True)))
 
   def check_rows(self, split, rows):
-    """Raises UserError if a split is empty or its labels are invalid."""
     parts = iter(rows.sources.values())
     self._for_each(lambda task: task.check_rows(self.split_of(task, split), next(parts)))
 
   def check_model(self, model):
-    """Raises UserError if the model does not fit a task."""
     self._for_each(lambda task: task.check_model(model))
 
   def check_teacher(self, model, teacher):
-    """Raises UserError if the teacher does not fit the tasks, or is missing."""
     self.first.check_teacher(model, teacher)
 
   def _for_each(self, call) -> None:
@@ -187,7 +176,6 @@ class Mixture(Task):
         raise UserError(f"Mixture.tasks['{name}']: {error}", error.exit_code) from error
 
   def order(self, rows, batch_size, seed):
-    """Returns the interleaved order of the tasks."""
     stages = self.sampling.stages({name: len(part) for name, part in rows.sources.items()})
     return Interleaved(rows, stages, batch_size, seed)
 
@@ -216,7 +204,6 @@ class Mixture(Task):
     }
 
   def target_weights(self, batch):
-    """Returns the weights of the first task."""
     return self.first.target_weights(batch)
 
   def batch(self, batch, key):
@@ -224,20 +211,16 @@ class Mixture(Task):
     return self.first.batch(batch, key)
 
   def weights(self, batch):
-    """Returns the weights of the first task, with the loss weights of the rows."""
     return self.first.weights(batch)
 
   def sums(self, model, batch, key, *teacher):
-    """Returns the sums of the first task, with the loss weights of the rows."""
     sums: Any = self.first.sums
     return sums(model, batch, key, *teacher)
 
   def count(self, batch):
-    """Returns the number of units of a batch that are not padding."""
     return self.first.count(batch)
 
   def summarise(self, means, info=None):
-    """Returns the metrics of a batch."""
     return self.first.summarise(means, info)
 
   def combine(self, metrics):
@@ -252,7 +235,6 @@ class Mixture(Task):
     return combined
 
   def check_prompt(self, prompt):
-    """Raises UserError if the prompt is invalid."""
     self.first.check_prompt(prompt)
 
   def generate(self, model, prompts: Sequence[str], **settings: Any):

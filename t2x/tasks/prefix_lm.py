@@ -45,7 +45,6 @@ class PrefixLM(PairTask):
 
   @property
   def plan(self):
-    """The packing of pairs into rows."""
     return self.packing(self.source_length, self.target_length, self.length)
 
   def spec(self, batch_size):

@@ -49,7 +49,6 @@ class SequenceClassification(DistillableTask, LabelTask):
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
 
   def texts_of(self, example):
-    """Returns the text fields."""
     return {name: example[name] for name in self.fields if name in example}
 
   @property
@@ -73,7 +72,6 @@ class SequenceClassification(DistillableTask, LabelTask):
       self.auxiliary.check_model(model, self.length)
 
   def target_weights(self, batch):
-    """Returns the weight of each example."""
     return batch['weight'].astype(jnp.float32)
 
   def weights(self, batch):
@@ -84,7 +82,6 @@ class SequenceClassification(DistillableTask, LabelTask):
     return weights
 
   def predictions(self, model, batch, key):
-    """Returns the logits of the classes, in float32."""
     out = hidden_of(model, batch, key, self.token_marks)
     logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
     return logits.astype(jnp.float32), out

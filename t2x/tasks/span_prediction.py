@@ -84,7 +84,6 @@ class SpanPrediction(LabelledTask):
     return encoded_spec(batch_size, self.length, 'context') | by_window
 
   def target_weights(self, batch):
-    """Returns the weight of each window."""
     return batch['weight'].astype(jnp.float32)
 
   def sums(self, model, batch, key):

@@ -56,7 +56,6 @@ class SourceTargetTask(TokenTask):
     check_causal(model, self.lengths['target'], type(self).__name__)
 
   def target_weights(self, batch):
-    """Returns weight 1 for each target token that is not padding."""
     return (batch['target_segments'] != 0).astype(jnp.float32)
 
   def sums(self, model, batch, key):
@@ -96,7 +95,6 @@ class PairTask(TokenTask):
 
   @property
   def default_strategy(self):
-    """The `strategy` of the config."""
     return self.strategy
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
@@ -170,12 +168,10 @@ class Translation(PairTask, SourceTargetTask):
 
   @property
   def lengths(self):
-    """The maximum lengths."""
     return {'source': self.source_length, 'target': self.target_length}
 
   @property
   def plan(self):
-    """The packing of pairs into rows."""
     return self.packing(self.planned(self.source_length), self.planned(self.target_length))
 
   @property

@@ -58,7 +58,6 @@ class WordClassification(LabelTask):
     Tags.from_labels(self.labels)
 
   def target_weights(self, batch):
-    """Returns weight 1 for each word."""
     return (batch['word_weights'] != 0).astype(jnp.float32)
 
   def predictions(

@@ -66,7 +66,6 @@ class GatedHeads(nnx.Module):
     y: Float[Array, 'batch length heads head_dim'],
     x: Float[Array, 'batch length d_model'],
   ) -> Float[Array, 'batch length heads head_dim']:
-    """Returns the gated outputs."""
     gate = jax.nn.sigmoid(self.gate(x))
     return y * gate.reshape(*y.shape[:3], -1)
 
@@ -109,5 +108,4 @@ class NormedHeads(nnx.Module):
     y: Float[Array, 'batch length heads head_dim'],
     x: Float[Array, 'batch length d_model'],
   ) -> Float[Array, 'batch length heads head_dim']:
-    """Returns the normalised outputs."""
     return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)

@@ -69,6 +69,7 @@ class MultiHeadAttention(nnx.Module):
   """
 
   implements = (CrossSublayer,)
+  max_length: int | None
 
   def __init__(
     self,
@@ -97,6 +98,7 @@ class MultiHeadAttention(nnx.Module):
     _check_heads(name, d_model, num_heads, num_kv_heads, head_dim)
     head_dim = head_dim or d_model // num_heads
     self.scores = scores(num_heads, head_dim, rngs=rngs)
+    self.max_length = self.scores.max_length
     reads = self.score_inputs
     if scale is not None and 'scale' not in reads:
       raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
@@ -133,14 +135,8 @@ class MultiHeadAttention(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    """See `Sublayer.reads`."""
     extras = frozenset() if self.values is None else {'extras'}
     return frozenset({'pattern', 'encoding', 'source', 'record.probabilities'}) | extras
-
-  @property
-  def max_length(self) -> int | None:
-    """Longest sequence that the scores support; None: no limit."""
-    return self.scores.max_length
 
   @property
   def score_inputs(self) -> frozenset[str]:
@@ -168,7 +164,6 @@ class MultiHeadAttention(nnx.Module):
     return KeyValueCache(None if self.k is None else zeros, zeros)
 
   def source_cache(self, source: Source) -> SourceCache:
-    """Computes the keys and values of a source once per generation."""
     assert source.x is not None  # Caches are computed from vectors.
     k, v = self._keys_and_values(source.x, source.tokens, None)
     return SourceCache(None if k is None else k.swapaxes(1, 2), v.swapaxes(1, 2))

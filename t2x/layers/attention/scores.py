@@ -37,7 +37,6 @@ class _PairScores(nnx.Module):
     *,
     scale: float,
   ) -> DotProduct | Logits:
-    """See `Scores.__call__`."""
     assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     return self.pairs(q, k, scale)
 
@@ -136,7 +135,6 @@ class TalkingHeads(_PairScores):
     self.before, self.after = mixture(), mixture()
 
   def pairs(self, q: Array, k: Array, scale: float) -> Logits:
-    """Returns the mixed scores as `Logits`."""
     dtype = softmax_dtype(q)
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     with pair_products():

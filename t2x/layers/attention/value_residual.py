@@ -80,7 +80,6 @@ class LearnedValueResidual(ValueResidual):
   """`ValueResidual` with learned weights in each layer; `first` and `own` are their initial values."""
 
   def make_weight(self, value, rngs):
-    """Returns a float32 parameter with the initial value `value`."""
     init = nnx.initializers.constant(value)
     return param(init, (), (), rngs, kind='scalar', keep_float32=True)
 

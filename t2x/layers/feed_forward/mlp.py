@@ -77,7 +77,6 @@ class MLP(FeedForward):
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    """Transforms each token."""
     hidden = dropout(constrain(self._hidden(x), ..., 'mlp'), self.dropout_rate, call.key)
     return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
 

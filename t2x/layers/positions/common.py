@@ -160,7 +160,6 @@ class AddressPositions(PositionEncoding):
     self.max_length = self.positions.max_length
 
   def address(self, x, tokens):
-    """Returns `x` plus the position vectors."""
     return self.positions.embed(x, tokens)
 
 
@@ -199,7 +198,6 @@ class RoPE(PositionEncoding):
     self.scaling = scaling
 
   def rotate(self, q, k, q_tokens, k_tokens):
-    """Returns the rotated queries and keys in their dtypes."""
     return (
       self._rotate(q, q_tokens.encoded_positions),
       self._rotate(k, k_tokens.encoded_positions),
@@ -277,7 +275,6 @@ class T5Bias(PositionEncoding):
     return bucket + one_sided * (distance > 0) if self.bidirectional else bucket
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns the bias of each pair, in float32."""
     bucket = self.bucket(distances(q_tokens, k_tokens))
     return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
@@ -305,7 +302,6 @@ class ALiBi(PositionEncoding):
     return np.concatenate([slopes, between[: self.num_heads - below]]).astype(np.float32)
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns the bias of each pair, in float32."""
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
     return distance.astype(jnp.float32) * -self.slopes[None, :, None, None]
 

@@ -74,7 +74,6 @@ class Disentangled(PositionEncoding):
     return jnp.clip(bucket + span, 0, 2 * span - 1)
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, project=None, **context):
-    """Returns both terms, times `scale`, in float32 or wider."""
     table = self.table[...].astype(q.dtype)
     vectors = table if self.norm is None else self.norm(table)
     groups = q.shape[2] // k.shape[2]

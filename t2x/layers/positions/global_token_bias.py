@@ -59,7 +59,6 @@ class GlobalTokenBias(T5Bias):
     self.global_table = param(init, (3, num_heads), axes, rngs, kind='table', keep_float32=True)
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns the bias of each pair, in float32."""
     by_distance = super().scores(q, k, q_tokens, k_tokens, scale=scale, **context)
     q_global, k_global = (_is_global(tokens) for tokens in (q_tokens, k_tokens))
     kind = 2 * q_global[:, :, None] + k_global[:, None, :] - 1

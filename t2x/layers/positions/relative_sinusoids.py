@@ -35,7 +35,6 @@ class RelativeSinusoids(PositionEncoding):
     self.max_wavelength = max_wavelength
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns scale q_i r_{i-j}', in float32 or wider."""
     return scale * products_with_sinusoids(
       q, q_tokens.encoded_positions, k_tokens.encoded_positions, self.max_wavelength
     )
@@ -87,7 +86,6 @@ class XLPositions(PositionEncoding):
     self.position_bias = param(bias_init, shape, axes[1:], rngs, kind='vector')
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns scale (u k_j' + (q_i + v) (W r_{i-j})'), in float32 or wider."""
     heads, kv_heads = q.shape[2], k.shape[2]
     if self.content_bias.shape != q.shape[2:]:
       raise UserError(

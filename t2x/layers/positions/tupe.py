@@ -64,7 +64,6 @@ class TUPE(PositionEncoding):
     self.first_key = theta() if untied_first else None
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
-    """Returns the positional term, times `scale`, in float32."""
     q_positions, k_positions = q_tokens.encoded_positions, k_tokens.encoded_positions
     table = self.table[...].astype(jnp.float32)
     queries, keys = (

@@ -27,6 +27,7 @@ class PatchMerging(nnx.Module):
 
   implements = (Merge,)
   num_merged = 4
+  output_dim: int
 
   def __init__(
     self,
@@ -36,16 +37,11 @@ class PatchMerging(nnx.Module):
     init: Initializer = truncated_normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.output_width = 2 * d_model
+    self.output_dim = 2 * d_model
     self.norm = norm_over('merged', norm, 4 * d_model, rngs)
     self.projection = Linear(
       (4 * d_model,), (2 * d_model,), ('merged', 'embed'), init=init, use_bias=False, rngs=rngs
     )
-
-  @property
-  def output_dim(self) -> int:
-    """Width of the output."""
-    return self.output_width
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens

@@ -74,7 +74,6 @@ class NormedWiring(nnx.Module):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
-    """See `Wiring.__call__`."""
     return self.connect(x, lambda h: self._branch(h, sublayer, key, keep))
 
   def _branch(self, x: Array, sublayer: Callable[[Array], Result], key: Any, keep: Any) -> Result:
@@ -96,18 +95,10 @@ class _Residual(NormedWiring):
     """Returns the input of the sublayer."""
     return x
 
-  def branch(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """See `BranchWiring.branch`."""
+  def branch(self, x, sublayer, key=None, keep=None):
     return self._branch(self._before(x), sublayer, key, keep)
 
   def connect(self, x, branch):
-    """Adds the branch to the stream."""
     result = branch(self._before(x))
     return dataclasses.replace(result, x=x + result.x)
 
@@ -146,7 +137,6 @@ class PostNorm(NormedWiring):
   ends_with_norm = True
 
   def connect(self, x, branch):
-    """Normalises the sum of the stream and the branch."""
     result = branch(x)
     return dataclasses.replace(result, x=self.norm(self._shortcut(x) + result.x))
 

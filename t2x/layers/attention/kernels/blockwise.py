@@ -9,14 +9,11 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
-  ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
   Kernel,
@@ -26,6 +23,7 @@ from t2x.layers.attention.kernels.base import (
 from t2x.layers.attention.kernels.schedule import tiles_to_visit
 from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
+  attention_with_gradient,
   finish,
   join_blocks,
   sink_gradient,
@@ -93,30 +91,11 @@ class Blockwise(Kernel):
     return join_blocks(out, inputs.q_len)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, q, k, v, sink, parameters, constants):
-  return blockwise_forward(plan, q, k, v, sink, parameters, constants)[0]
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def blockwise_forward(plan, q, k, v, sink, parameters, constants):
   """Computes the output and the logsumexp of each query tile by tile."""
   state = attend_tiles(plan, q, k, v, parameters, constants, start(q, v, sink))
   return finish(state, q.dtype)
-
-
-def _save(plan, q, k, v, sink, parameters, constants):
-  results = blockwise_forward(plan, q, k, v, sink, parameters, constants)
-  # Named here: the name of the output alone would not save the logsumexp.
-  out, logsumexp = checkpoint_name(results, ATTENTION_OUTPUT)
-  return out, (q, k, v, sink, parameters, constants, out, logsumexp)
-
-
-def _gradients(plan, saved, d_out):
-  return (*blockwise_backward(plan, saved, d_out), None)
-
-
-_attend.defvjp(_save, _gradients)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -127,6 +106,7 @@ def blockwise_backward(plan, saved, d_out):
   rows = q, d_out, logsumexp, weighted
   sums = zeros_in(softmax_dtype(q), (q, k, v, parameters))
   d_q, d_k, d_v, d_parameters = tile_gradients(plan, rows, k, v, parameters, constants, sums)
-  gradients = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
-  inputs = q, k, v, sink, parameters
-  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, inputs)
+  return d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+
+
+_attend = attention_with_gradient(blockwise_forward, blockwise_backward)

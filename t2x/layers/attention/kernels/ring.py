@@ -13,13 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
-  ATTENTION_OUTPUT,
   AttentionInputs,
   Kernel,
   common_layout,
@@ -31,6 +29,7 @@ from t2x.layers.attention.kernels.tile_loops import (
   Constants,
   Plan,
   attend_tiles,
+  attention_with_gradient,
   finish,
   join_blocks,
   sink_gradient,
@@ -179,25 +178,6 @@ def _route(
   return _Route(True, 0, num_parts, int(tiles_per_step(is_visited[order][:, order]).max()))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, q, k, v, sink, parameters, constants):
-  return ring_forward(plan, q, k, v, sink, parameters, constants)[0]
-
-
-def _save(plan, q, k, v, sink, parameters, constants):
-  out, logsumexp = ring_forward(plan, q, k, v, sink, parameters, constants)
-  # Named here: the name of the output alone would not save the logsumexp.
-  out, logsumexp = checkpoint_name((out, logsumexp), ATTENTION_OUTPUT)
-  return out, (q, k, v, sink, parameters, constants, out, logsumexp)
-
-
-def _gradients(plan, saved, d_out):
-  return (*ring_backward(plan, saved, d_out), None)
-
-
-_attend.defvjp(_save, _gradients)
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def ring_forward(plan, q, k, v, sink, parameters, constants):
   """Computes the output and the logsumexp of each query; arrays have dimensions as in `tile_loops`."""
@@ -260,9 +240,10 @@ def ring_backward(plan, saved, d_out):
   queries, keys, rest = _sides((q, d_out, logsumexp, weighted), (k, v), constants)
   gradients = plan.split.map(gradients, (True, True, False, False), (True, True, True, False))
   d_q, d_k, d_v, d_parameters = gradients(queries, keys, parameters, rest)
-  d_inputs = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
-  inputs = q, k, v, sink, parameters
-  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), d_inputs, inputs)
+  return d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+
+
+_attend = attention_with_gradient(ring_forward, ring_backward)
 
 
 def _sides(

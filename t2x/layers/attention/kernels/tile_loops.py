@@ -12,9 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.layers.attention.kernels.base import (
+  ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
   apply_soft_cap,
@@ -139,6 +141,33 @@ def join_blocks(
   _, batch, kv_heads, groups, _, v_dim = out.shape
   out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, kv_heads * groups, v_dim)
   return out[:, :q_len]
+
+
+def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
+  """Returns the function that computes attention in tiles, with a gradient from the output and the logsumexp.
+
+  Args:
+    forward: computes the output and the logsumexp from the plan, queries, keys, values, sinks, parameters and constants.
+    backward: computes the gradients of queries, keys, values, sinks and parameters, in their dtypes or wider, from the plan,
+      the inputs of `forward` with its results, and the gradient of the output.
+  """
+
+  @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+  def attend(plan, *inputs):
+    return forward(plan, *inputs)[0]
+
+  def save(plan, *inputs):
+    # Named here: the name of the output alone would not save the logsumexp.
+    results = checkpoint_name(forward(plan, *inputs), ATTENTION_OUTPUT)
+    return results[0], (*inputs, *results)
+
+  def gradients(plan, saved, d_out):
+    results = backward(plan, saved, d_out)
+    rounded = jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), results, saved[:5])
+    return *rounded, None
+
+  attend.defvjp(save, gradients)
+  return attend
 
 
 def start(q: Any, v: Any, sink: Any) -> tuple[Any, Any, Any]:
