@@ -178,11 +178,11 @@ def test_documents_that_see_each_other_are_encoded_by_their_own_positions(docume
   model = model_of('causal', ENCODINGS[name], kernel)
 
   def hidden(tokens, positions):
-    out = task._hidden(model, batch | {'tokens': tokens, 'positions': positions}, None)
+    out = task.hidden(model, batch | {'tokens': tokens, 'positions': positions}, None)
     return np.asarray(out.x)
 
   x = hidden(batch['tokens'], batch['positions'])
-  plain = dataclasses.replace(task, packing=FullRows)._hidden(model, batch, None).x
+  plain = dataclasses.replace(task, packing=FullRows).hidden(model, batch, None).x
   slots = jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
   np.testing.assert_allclose(hidden(batch['tokens'], slots), plain, atol=1e-5)
   # The first document is the same; the second has other positions.
