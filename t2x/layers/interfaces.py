@@ -26,7 +26,6 @@ __all__ = [
   'Call',
   'CrossSublayer',
   'ExtrasSublayer',
-  'GridPositions',
   'Merge',
   'Norm',
   'Result',
@@ -139,11 +138,6 @@ class Result:
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def recorded_by(results: Mapping[str, Any]) -> dict[str, Array]:
-  """Returns the recorded arrays of parts as 'PART.NAME', from their results by name."""
-  return {f'{part}.{n}': array for part, r in results.items() for n, array in r.recorded.items()}
 
 
 @runtime_checkable
@@ -311,15 +305,4 @@ class Merge(Protocol):
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
     """Returns the merged vectors and their metadata."""
-    ...
-
-
-@runtime_checkable
-class GridPositions(Protocol):
-  """Position encoding of the tokens of an image."""
-
-  def embed_grid(
-    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
-  ) -> Float[Array, 'batch tokens d_model']:
-    """Adds the position vectors to `x`."""
     ...

@@ -37,9 +37,8 @@ from t2x.layers import (
   named_key,
 )
 from t2x.layers.initializers import building
-from t2x.layers.interfaces import recorded_by
 from t2x.layers.wiring.residual import apply_rates, depth_factor
-from t2x.models.interfaces import Layer
+from t2x.models.interfaces import Layer, recorded_by
 
 __all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
 

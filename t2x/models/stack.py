@@ -22,10 +22,9 @@ from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
-from t2x.layers.interfaces import recorded_by
 from t2x.layers.keys import fold_in
 from t2x.models.block import Block, initial_extras
-from t2x.models.interfaces import Layer, LayerStack
+from t2x.models.interfaces import Layer, LayerStack, recorded_by
 from t2x.models.remat import POLICIES, check_remat
 
 __all__ = ['Stack']

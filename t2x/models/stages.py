@@ -13,8 +13,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
 from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, named_key
 from t2x.layers.initializers import build_context, building
-from t2x.layers.interfaces import recorded_by
-from t2x.models.interfaces import Layer, LayerStack
+from t2x.models.interfaces import Layer, LayerStack, recorded_by
 
 __all__ = ['Stages']
 

@@ -84,7 +84,6 @@ class NormedHeads(nnx.Module):
   projection.
 
   Args:
-    d_model: ignored.
     num_heads: number of query heads.
     head_dim: features per head.
     norm: builds the norm over num_heads * head_dim features.

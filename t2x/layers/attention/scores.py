@@ -46,7 +46,6 @@ class DotProductScores(_PairScores):
 
   Args:
     num_heads: number of query heads.
-    head_dim: ignored.
     soft_cap: replaces scores s by soft_cap * tanh(s / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
       None: no cap.
     sink: initialiser of a learned logit without a value in the softmax of each head (gpt-oss; attention
@@ -84,7 +83,6 @@ class CosineScores(_PairScores):
 
   Args:
     num_heads: number of query heads.
-    head_dim: ignored.
     factor: initial value of the factor.
     max_factor: maximum of the factor.
   """
@@ -119,7 +117,6 @@ class TalkingHeads(_PairScores):
 
   Args:
     num_heads: number of query heads.
-    head_dim: ignored.
   """
 
   reads = frozenset({'q', 'k', 'scale'})

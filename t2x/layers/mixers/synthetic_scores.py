@@ -141,7 +141,6 @@ class RandomScores(SyntheticScores):
 
   Args:
     num_heads: number of heads.
-    head_dim: ignored.
     max_length: maximum sequence length.
     init: initialiser of the table [num_heads, max_length, max_length].
   """
@@ -172,7 +171,6 @@ class FactorizedRandomScores(SyntheticScores):
 
   Args:
     num_heads: number of heads.
-    head_dim: ignored.
     max_length: maximum sequence length.
     rank: number of columns of R1 and of R2 (k in the paper, 8 there).
     init: initialiser of R1 and R2, each [num_heads, max_length, rank].

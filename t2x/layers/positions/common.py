@@ -171,7 +171,6 @@ class RoPE(PositionEncoding):
   float32.
 
   Args:
-    d_model: ignored; all encodings have this argument.
     base: the lowest frequency is about 1 / base radians per position.
     fraction: fraction of each head's features that is rotated, starting with the first (0.25 in GPT-NeoX).
     interleaved: False: feature i is paired with i + half (Llama, GPT-NeoX). True: 2i with 2i + 1
@@ -234,7 +233,6 @@ class T5Bias(PositionEncoding):
   to `max_distance`; all larger distances share the last bucket.
 
   Args:
-    d_model: ignored; all encodings have this argument.
     num_heads: number of heads of the attention.
     num_buckets: number of buckets.
     max_distance: distances from this on share the last bucket.
@@ -286,7 +284,6 @@ class ALiBi(PositionEncoding):
   the slopes of the next lower power, then every second slope of the next higher power (BLOOM, MPT).
 
   Args:
-    d_model: ignored; all encodings have this argument.
     num_heads: number of heads of the attention.
   """
 

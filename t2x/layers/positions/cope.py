@@ -22,7 +22,6 @@ class CoPE(PositionEncoding):
   between those of its neighbours. The paper has a table in each layer (`Block.encoding`) that the heads share.
 
   Args:
-    d_model: ignored; all encodings have this argument.
     head_dim: features per head.
     max_positions: number of position vectors; p is at most `max_positions` - 1.
     init: initialiser of the table [max_positions, head_dim].

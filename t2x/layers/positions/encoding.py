@@ -28,6 +28,8 @@ class Projections:
 class PositionEncoding(nnx.Module):
   """Base class of position encodings; a subclass overrides the hooks that it uses.
 
+  Built as `PositionEncoding(d_model, *, settings, rngs)`; encodings that do not act on vectors of this width ignore it.
+
   Attributes:
     hooks: names of the hooks that have an effect. Every hook that a subclass overrides is added.
     max_length: maximum sequence length; None: no limit.

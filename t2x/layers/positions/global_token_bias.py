@@ -25,7 +25,6 @@ class GlobalTokenBias(T5Bias):
   of scores; a bias can be computed in blocks. All layers share the table.
 
   Args:
-    d_model: ignored; all encodings have this argument.
     num_heads: number of heads of the attention.
     num_buckets: number of buckets of distances between long tokens.
     max_distance: distances from this on share the last bucket.

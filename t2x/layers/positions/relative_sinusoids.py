@@ -22,7 +22,6 @@ class RelativeSinusoids(PositionEncoding):
   parameters (TENER has further terms, https://arxiv.org/abs/1911.04474).
 
   Args:
-    d_model: ignored; all encodings have this argument.
     max_wavelength: the longest wavelength is about 2 pi `max_wavelength` positions.
 
   Raises:

@@ -25,7 +25,6 @@ class ShawPositions(PositionEncoding):
   `Auto`) and, with `values`, of probabilities (`Dense`, `Auto`).
 
   Args:
-    d_model: ignored; all encodings have this argument.
     head_dim: features per head.
     max_distance: distances are clipped to this, on each side (k in the paper).
     values: whether to add vectors to the values as well (a^V), from a separate table.

@@ -55,8 +55,12 @@ class NormedWiring(nnx.Module):
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.norm = norm(d_model, rngs=rngs)
+    self._make_norms(lambda: norm(d_model, rngs=rngs))
     self.dropout_rate = dropout_rate
+
+  def _make_norms(self, build: Callable[[], Norm]) -> None:
+    """Creates the norms."""
+    self.norm = build()
 
   def connect(self, x: Array, branch: Callable[[Array], Result]) -> Result:
     """Returns the result of `branch`, with `x` replaced by the updated residual stream.
@@ -168,16 +172,9 @@ class Sandwich(PreNorm):
     dropout_rate: dropout on the normalised branch.
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
-    self.branch_norm = norm(d_model, rngs=rngs)
+  def _make_norms(self, build):
+    super()._make_norms(build)
+    self.branch_norm = build()
 
   def _after(self, y: Array) -> Array:
     return self.branch_norm(y)
