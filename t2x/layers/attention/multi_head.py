@@ -117,8 +117,9 @@ class MultiHeadAttention(nnx.Module):
     self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
     shape, axes = (num_heads, head_dim), ('heads', 'head_dim', 'embed')
-    init = out_init or kernel_init
-    self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
+    self.out = Linear(
+      shape, (d_model,), axes, init=out_init or kernel_init, use_bias=out_bias, rngs=rngs
+    )
     self.has_joint_norm = joint_qk_norm is not None
 
     def norm(projection: Linear | None, heads: int) -> Norm | None:

@@ -25,6 +25,7 @@ from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
   attention_with_gradient,
   finish,
+  in_dtypes,
   join_blocks,
   sink_gradient,
   split_inputs,
@@ -106,7 +107,8 @@ def blockwise_backward(plan, saved, d_out):
   rows = q, d_out, logsumexp, weighted
   sums = zeros_in(softmax_dtype(q), (q, k, v, parameters))
   d_q, d_k, d_v, d_parameters = tile_gradients(plan, rows, k, v, parameters, constants, sums)
-  return d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+  gradients = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+  return in_dtypes(gradients, (q, k, v, sink, parameters))
 
 
 _attend = attention_with_gradient(blockwise_forward, blockwise_backward)

@@ -31,6 +31,7 @@ from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
   attention_with_gradient,
   finish,
+  in_dtypes,
   join_blocks,
   sink_gradient,
   split_inputs,
@@ -240,7 +241,8 @@ def ring_backward(plan, saved, d_out):
   queries, keys, rest = _sides((q, d_out, logsumexp, weighted), (k, v), constants)
   gradients = plan.split.map(gradients, (True, True, False, False), (True, True, True, False))
   d_q, d_k, d_v, d_parameters = gradients(queries, keys, parameters, rest)
-  return d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+  d_inputs = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+  return in_dtypes(d_inputs, (q, k, v, sink, parameters))
 
 
 _attend = attention_with_gradient(ring_forward, ring_backward)

@@ -148,8 +148,8 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
 
   Args:
     forward: computes the output and the logsumexp from the plan, queries, keys, values, sinks, parameters and constants.
-    backward: computes the gradients of queries, keys, values, sinks and parameters, in their dtypes or wider, from the plan,
-      the inputs of `forward` with its results, and the gradient of the output.
+    backward: computes the gradients of queries, keys, values, sinks and parameters from the plan, the inputs of `forward`
+      with its results, and the gradient of the output.
   """
 
   @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -162,12 +162,15 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
     return results[0], (*inputs, *results)
 
   def gradients(plan, saved, d_out):
-    results = backward(plan, saved, d_out)
-    rounded = jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), results, saved[:5])
-    return *rounded, None
+    return *backward(plan, saved, d_out), None
 
   attend.defvjp(save, gradients)
   return attend
+
+
+def in_dtypes(gradients: Any, inputs: Any) -> Any:
+  """Returns gradients in the dtypes of the inputs."""
+  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, inputs)
 
 
 def start(q: Any, v: Any, sink: Any) -> tuple[Any, Any, Any]:
