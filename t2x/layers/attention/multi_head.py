@@ -69,7 +69,6 @@ class MultiHeadAttention(nnx.Module):
   """
 
   implements = (CrossSublayer,)
-  max_length: int | None
 
   def __init__(
     self,
@@ -98,7 +97,6 @@ class MultiHeadAttention(nnx.Module):
     _check_heads(name, d_model, num_heads, num_kv_heads, head_dim)
     head_dim = head_dim or d_model // num_heads
     self.scores = scores(num_heads, head_dim, rngs=rngs)
-    self.max_length = self.scores.max_length
     reads = self.score_inputs
     if scale is not None and 'scale' not in reads:
       raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
@@ -117,9 +115,8 @@ class MultiHeadAttention(nnx.Module):
     self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
     shape, axes = (num_heads, head_dim), ('heads', 'head_dim', 'embed')
-    self.out = Linear(
-      shape, (d_model,), axes, init=out_init or kernel_init, use_bias=out_bias, rngs=rngs
-    )
+    init = out_init or kernel_init
+    self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = joint_qk_norm is not None
 
     def norm(projection: Linear | None, heads: int) -> Norm | None:
@@ -138,6 +135,10 @@ class MultiHeadAttention(nnx.Module):
   def reads(self) -> frozenset[str]:
     extras = frozenset() if self.values is None else {'extras'}
     return frozenset({'pattern', 'encoding', 'source', 'record.probabilities'}) | extras
+
+  @property
+  def max_length(self) -> int | None:
+    return self.scores.max_length
 
   @property
   def score_inputs(self) -> frozenset[str]:
