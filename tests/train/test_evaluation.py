@@ -54,10 +54,6 @@ def test_processes_prepare_together_if_the_task_shares_its_preparation(tmp_path,
   )
 
 
-def test_tasks_over_text_share_their_preparation():
-  assert CausalLM.shares_preparation
-
-
 def test_the_values_of_examples_are_those_of_each_row_alone():
   """Of all rows of a split that is no multiple of the batch size, against batches of one row."""
   images = np.random.default_rng(0).random((7, 8, 8, 1), np.float32)

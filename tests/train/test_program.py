@@ -43,12 +43,6 @@ def test_additions_to_a_model_leave_its_initial_values_and_the_key_of_training()
   assert len(large.params) > len(small.params)
 
 
-def test_the_moving_average_starts_with_the_initial_values():
-  built = state()
-  for name, value in built.params.items():
-    np.testing.assert_array_equal(built.ema[name], value, err_msg=name)
-
-
 @pytest.mark.parametrize('accumulate', [1, 2])
 def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate, monkeypatch):
   traced = []
