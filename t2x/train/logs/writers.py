@@ -14,6 +14,7 @@ from typing import IO, Any, Protocol, runtime_checkable
 
 import numpy as np
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -216,6 +217,13 @@ class _Status(ProgressColumn):
     return Text(self._text(task), no_wrap=True, overflow='ellipsis')
 
 
+class _LiveLine(Progress):
+  """A line with space for the ^C that the terminal echoes: it must not wrap."""
+
+  def get_renderables(self) -> Iterable[Any]:
+    return (Constrain(line, self.console.width - len('^C^C')) for line in super().get_renderables())
+
+
 class Terminal:
   """Shows step, loss, speed and remaining time on a live line of stderr.
 
@@ -247,11 +255,10 @@ class Terminal:
     self._file = file
     self._console = console() if file is None else Console(file=file, highlight=False)
     self._live = self._console.is_terminal and not self._console.is_dumb_terminal
-    self._progress = Progress(
+    self._progress = _LiveLine(
       TextColumn('step {task.completed}/{task.total}'),
       BarColumn(None, table_column=Column(max_width=20)),
       _Status(self._status),
-      TextColumn('  '),  # Space for the ^C that the terminal echoes: the line must not wrap.
       console=self._console,
       transient=True,
       refresh_per_second=2,
