@@ -1,6 +1,7 @@
 """Metric writers: JSON lines, TensorBoard, the terminal."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
 import numpy as np
-from rich.console import Console
-from rich.constrain import Constrain
+from rich.console import Console, ConsoleOptions
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -217,11 +217,19 @@ class _Status(ProgressColumn):
     return Text(self._text(task), no_wrap=True, overflow='ellipsis')
 
 
-class _LiveLine(Progress):
+@dataclasses.dataclass
+class _Narrow:
   """A line with space for the ^C that the terminal echoes: it must not wrap."""
 
+  line: Any
+
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Any]:
+    return console.render(self.line, options.update_width(options.max_width - len('^C^C')))
+
+
+class _LiveLine(Progress):
   def get_renderables(self) -> Iterable[Any]:
-    return (Constrain(line, self.console.width - len('^C^C')) for line in super().get_renderables())
+    return map(_Narrow, super().get_renderables())
 
 
 class Terminal:
