@@ -18,10 +18,10 @@ from pathlib import Path
 
 from t2x.base.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from t2x.base.signals import handle_signals, stop_flag
-from t2x.sweeps.leases import Busy, Leases, deaths, record_death
+from t2x.sweeps.leases import Leases, deaths, record_death
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
-from t2x.sweeps.trial import Programs, run_trial
-from t2x.sweeps.vmapped_trials import run_together
+from t2x.sweeps.trial import Programs
+from t2x.sweeps.vmapped_trials import run_trials
 
 # Called with each trial that has ended, and its outcome.
 OnEnd = Callable[[Trial, Outcome], None]
@@ -82,7 +82,7 @@ class InProcess(Runner):
     while waiting:
       busy = []
       for group in self._groups(waiting, folder):
-        outcomes = self._run(group, folder, programs, leases)
+        outcomes = run_trials(group, folder, programs, leases)
         for trial in group:
           if trial.folder in outcomes:
             on_end(trial, outcomes[trial.folder])
@@ -93,18 +93,6 @@ class InProcess(Runner):
       if len(busy) == len(waiting):
         time.sleep(self.wait_seconds)
       waiting = busy
-
-  def _run(
-    self, group: Sequence[Trial], folder: Path, programs: Programs, leases: Leases
-  ) -> dict[str, Outcome]:
-    """Runs the trials and returns their outcomes; trials that other processes run have none."""
-    if len(group) > 1:
-      return run_together(group, folder, programs, leases)
-    (trial,) = group
-    try:
-      return {trial.folder: run_trial(trial, folder, programs, leases)}
-    except Busy:
-      return {}
 
   def _groups(self, trials: Sequence[Trial], folder: Path) -> Iterator[list[Trial]]:
     """Yields groups of up to `together` adjacent trials of the same program.

@@ -1,4 +1,4 @@
-"""Runs one trial: trains in its run folder and writes the outcome."""
+"""Trains one trial in its run folder and writes the outcome."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,6 @@ from t2x.base.json_files import is_number
 from t2x.experiments import changed_settings, read_config
 from t2x.run_folder.lines import metric_lines
 from t2x.run_folder.ownership import claim_folder
-from t2x.sweeps.leases import Leases
 from t2x.sweeps.plan import seed_of
 from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
@@ -48,39 +47,6 @@ class Programs:
       self._program = Program(experiment.bound(tokenizer), trial.numbers)
       self._name = trial.program
     return self._program.at(trial.numbers)
-
-
-def run_trial(
-  trial: Trial,
-  folder: Path,
-  programs: Programs | None = None,
-  leases: Leases | None = None,
-) -> Outcome:
-  """Trains or resumes a trial, and writes its outcome.
-
-  The output of the training is appended to log.txt.
-
-  Args:
-    trial: the trial.
-    folder: OUT/trials, with the run folder of the trial and its config.gin.
-    programs: cache of the program of earlier trials.
-    leases: leases of this process.
-
-  Raises:
-    Busy: another process runs the trial.
-    Interrupted: the process was asked to stop; the next run resumes the trial.
-  """
-  run = folder / trial.folder
-  shared = programs or Programs()
-  # Without a lease: a trial that has ended needs no attempt.
-  if outcome := usable_outcome(run):
-    return outcome
-  with (leases or Leases()).hold(run) as deaths:
-    outcome = outcome_before(run, deaths)
-    if outcome is None:
-      with output_to(run / 'log.txt'):
-        outcome = train_trial(trial, run, functools.partial(shared.of, trial))
-    return outcome
 
 
 def outcome_before(run: Path, deaths: Sequence[str]) -> Outcome | None:

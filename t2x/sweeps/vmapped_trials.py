@@ -1,4 +1,4 @@
-"""Trains several trials of one program at once, with one vmapped step for all of them.
+"""Runs trials: one, or several of one program at once, with one vmapped step for all of them.
 
 Each trial is an ordinary training in its own thread, with its own batches, metrics and checkpoints.
 At each step the threads wait until all have arrived; the last one to arrive computes the vmapped step.
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from t2x.base.errors import Interrupted, UserError, error_line
 from t2x.base.signals import forward_signals, stop_flag
 from t2x.sweeps.leases import Busy, Leases
-from t2x.sweeps.records import Outcome, Trial
+from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import (
   Programs,
   config_of,
@@ -46,22 +46,22 @@ class VmappedStepError(Exception):
 _VMAP_ERRORS = (VmappedStepError, jax.errors.JaxRuntimeError)
 
 
-def run_together(
+def run_trials(
   trials: Sequence[Trial], folder: Path, programs: Programs, leases: Leases
 ) -> dict[str, Outcome]:
-  """Trains trials of one program at once; otherwise like `run_trial` for each of them.
+  """Trains or resumes trials of one program, several of them at once, and writes their outcomes.
 
   Their joint output is appended to the log.txt of the first trial.
 
   Args:
     trials: the trials.
-    folder: OUT/trials, with the run folders of the trials.
+    folder: OUT/trials, with the run folders of the trials and their config.gin.
     programs: cache of the program of earlier trials.
     leases: leases of this process.
 
   Returns:
-    The outcomes by run folder, including existing ones. Trials that another process runs are left out, and
-    so are those whose last process was killed, which must be trained separately.
+    The outcomes by run folder, including existing ones. Trials that another process runs are left out, and, of several
+    trials, those whose last process was killed, which must be trained separately.
 
   Raises:
     Interrupted: the process was asked to stop; the next run resumes the trials.
@@ -71,11 +71,15 @@ def run_together(
     held: list[Trial] = []
     for trial in trials:
       run = folder / trial.folder
+      # Without a lease: a trial that has ended needs no attempt.
+      if outcome := usable_outcome(run):
+        outcomes[trial.folder] = outcome
+        continue
       with contextlib.ExitStack() as own, contextlib.suppress(Busy):
         deaths = own.enter_context(leases.hold(run))
         if outcome := outcome_before(run, deaths):
           outcomes[trial.folder] = outcome
-        elif not deaths:
+        elif not deaths or len(trials) == 1:
           held.append(trial)
           stack.push(own.pop_all())
     if held:
@@ -86,20 +90,22 @@ def run_together(
 
 def _train(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
   """Trains the trials together, and those for which that fails one after another."""
-  try:
-    stepper = _build_stepper(trials, folder, programs)
-  except Exception as error:
-    results: dict[str, Outcome | str] = {trial.folder: error_line(error) for trial in trials}
-  else:
-    results = _train_in_threads(stepper, trials, folder)
+  results: dict[str, Outcome | str] = {}
+  if len(trials) > 1:
+    try:
+      stepper = _build_stepper(trials, folder, programs)
+    except Exception as error:
+      results = {trial.folder: error_line(error) for trial in trials}
+    else:
+      results = _train_in_threads(stepper, trials, folder)
   outcomes = {name: result for name, result in results.items() if isinstance(result, Outcome)}
   remaining = [trial for trial in trials if trial.folder not in outcomes]
-  if remaining:
+  if remaining and results:
     reason = results[remaining[0].folder]
     log.warning('%s: training %d trials one after another instead', reason, len(remaining))
   for trial in remaining:
     run = folder / trial.folder
-    with output_to(run / 'log.txt'):
+    with output_to(run / 'log.txt') if results else contextlib.nullcontext():
       program_of = functools.partial(programs.of, trial)
       outcomes[trial.folder] = train_trial(trial, run, program_of)
   return outcomes

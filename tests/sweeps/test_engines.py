@@ -65,11 +65,11 @@ def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
   monkeypatch.chdir('/')
   where = []
 
-  def run_here(trial, *_):
-    where.append(Path.cwd())
-    return Outcome(status='finished')
+  def run_here(trials, *_):
+    where.extend(Path.cwd() for _ in trials)
+    return {trial.folder: Outcome(status='finished') for trial in trials}
 
-  monkeypatch.setattr('t2x.sweeps.runners.run_trial', run_here)
+  monkeypatch.setattr('t2x.sweeps.runners.run_trials', run_here)
   _run([trial('a'), trial('b', 'a')], folder, folder)
   # On another machine it may not be there.
   _run([trial('a')], folder, folder / 'missing')

@@ -13,12 +13,13 @@ from t2x.base.errors import UserError
 from t2x.base.signals import handle_signals
 from t2x.cli import main
 from t2x.experiments import read_config
-from t2x.sweeps.leases import Busy, Leases
+from t2x.sweeps.leases import Leases
 from t2x.sweeps.provenance import data, origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import InProcess, distinct
-from t2x.sweeps.trial import run_trial
+from t2x.sweeps.trial import Programs
+from t2x.sweeps.vmapped_trials import run_trials
 from t2x.train import Cosine, Program, train
 
 
@@ -237,21 +238,22 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
   (folder / 'trial.json').unlink()
   (trial,) = read_plan(tmp_path / 'out' / 'study').trials
-  with Leases().hold(folder), pytest.raises(Busy):
-    run_trial(trial, folder.parent)
-  assert run_trial(trial, folder.parent).status == 'finished'
+  with Leases().hold(folder):
+    assert run_trials([trial], folder.parent, Programs(), Leases()) == {}
+  outcomes = run_trials([trial], folder.parent, Programs(), Leases())
+  assert outcomes[trial.folder].status == 'finished'
 
 
 def test_a_stop_request_in_the_last_step_of_a_trial_starts_no_other_trial(tmp_path, monkeypatch):
   begun = []
 
-  def last_step(trial, *_):
-    begun.append(trial.folder)
+  def last_step(trials, *_):
+    begun.extend(trial.folder for trial in trials)
     with handle_signals(lambda *_: None):
       signal.raise_signal(signal.SIGTERM)
-    return Outcome(status='finished')
+    return {trial.folder: Outcome(status='finished') for trial in trials}
 
-  monkeypatch.setattr('t2x.sweeps.runners.run_trial', last_step)
+  monkeypatch.setattr('t2x.sweeps.runners.run_trials', last_step)
   trials = [
     Trial(variant=name, point={}, seed=0, identity=name, folder=name, program=name)
     for name in ('one', 'two')

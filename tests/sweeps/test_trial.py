@@ -5,8 +5,12 @@ import pytest
 from t2x.sweeps.leases import Leases
 from t2x.sweeps.records import Trial, read_outcome, read_plan
 from t2x.sweeps.runners import InProcess
-from t2x.sweeps.trial import Programs, run_trial
-from t2x.sweeps.vmapped_trials import run_together
+from t2x.sweeps.trial import Programs
+from t2x.sweeps.vmapped_trials import run_trials
+
+
+def run(trials, folder):
+  return run_trials(trials, folder, Programs(), Leases())
 
 
 def test_a_config_that_is_not_the_trials_is_not_trained(sweep, tmp_path):
@@ -18,7 +22,7 @@ def test_a_config_that_is_not_the_trials_is_not_trained(sweep, tmp_path):
   planned = path.read_text()
   path.write_text(planned.replace('hidden_dim = 32', 'hidden_dim = 24'))
   (folder / 'trial.json').unlink()
-  outcome = run_trial(trial, folder.parent)
+  outcome = run([trial], folder.parent)[trial.folder]
   assert outcome.status == 'failed'
   assert f'{path} does not resolve to the config of trial {trial.folder}: ' in outcome.reason
   # The sweep writes the config of its plan.
@@ -35,7 +39,7 @@ def test_partial_files_of_a_killed_process_are_removed(sweep, tmp_path):
   half = [folder / 'trial.json.0a1b2c3d.tmp', folder / 'metrics.jsonl.0a1b2c3d.tmp']
   for path in half:
     path.write_text('{')
-  assert run_trial(trial, folder.parent).status == 'finished'
+  assert run([trial], folder.parent)[trial.folder].status == 'finished'
   assert not any(path.exists() for path in half)
 
 
@@ -54,12 +58,12 @@ def test_a_trial_whose_outcome_cannot_be_read_runs_again(sweep, tmp_path, outcom
   assert path.with_name('trial.json.damaged').read_text() == '{'
 
 
-def die(run):
+def die(folder):
   """A process that holds the lease is killed."""
-  run.mkdir(exist_ok=True)
-  with Leases().hold(run):
-    attempt = (run / '.attempt.json').read_bytes()
-  (run / '.attempt.json').write_bytes(attempt)
+  folder.mkdir(exist_ok=True)
+  with Leases().hold(folder):
+    attempt = (folder / '.attempt.json').read_bytes()
+  (folder / '.attempt.json').write_bytes(attempt)
 
 
 @pytest.mark.parametrize('together', [1, 2])
@@ -72,12 +76,9 @@ def test_a_trial_whose_process_was_killed_twice_has_failed(tmp_path, together, m
     die(tmp_path / name)
   die(tmp_path / 'a')
   (tmp_path / 'c').mkdir()
-  if together == 1:
-    outcomes = {'a': run_trial(trials[0], tmp_path)}
-  else:
-    # A trial that was killed once may end the others: it is not trained with them.
-    outcomes = run_together(trials, tmp_path, Programs(), Leases())
-    assert list(outcomes) == ['a', 'c']
+  # A trial that was killed once may end the others: it is not trained with them.
+  outcomes = run(trials if together > 1 else trials[:1], tmp_path)
+  assert list(outcomes) == ['a', 'c'][:together]
   assert outcomes['a'] == read_outcome(tmp_path / 'a') and outcomes['a'].status == 'failed'
   assert outcomes['a'].reason.startswith('its process was killed in 2 attempts: an unknown signal')
   # The next attempt, with --retry, is not the third.
