@@ -316,6 +316,12 @@ MUTATIONS = (
     'tests/sweeps/test_comparisons.py',
   ),
   Mutation(
+    'sweeps-noise-of-examples',
+    'total = error**2 + self.variance',
+    'total = error**2',
+    'tests/sweeps/test_examples.py',
+  ),
+  Mutation(
     'sweeps-paired-deviation',
     'deviation = np.sqrt(squares.sum(-1) / (count - 1))',
     'deviation = np.sqrt(squares.sum(-1) / count)',
