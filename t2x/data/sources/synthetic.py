@@ -9,7 +9,7 @@ import dataclasses
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -41,10 +41,8 @@ class Synthetic(Source):
   )
   seed: Seed = 0
 
-  @property
-  @abc.abstractmethod
-  def labels(self) -> Sequence[Any]:
-    """The possible labels."""
+  # The possible labels.
+  labels: ClassVar[Sequence[Any]]
 
   @abc.abstractmethod
   def example(self, rng: np.random.Generator) -> Example:
@@ -117,9 +115,7 @@ class ListOps(Synthetic):
     if self.max_arguments < 2:
       raise UserError(f'ListOps.max_arguments = {self.max_arguments}: must be at least 2')
 
-  @property
-  def labels(self):
-    return [str(digit) for digit in range(10)]
+  labels = tuple('0123456789')
 
   def example(self, rng):
     """Returns the first random list of a suitable length."""
@@ -181,9 +177,7 @@ class AssociativeRecall(Synthetic):
         f'AssociativeRecall.num_pairs = {self.num_pairs}: must be at most (length - 3) / 4 = {(self.length - 3) // 4}'
       )
 
-  @property
-  def labels(self):
-    return [str(digit) for digit in range(10)]
+  labels = tuple('0123456789')
 
   def example(self, rng):
     """Returns random pairs at random places that do not overlap."""
@@ -217,9 +211,7 @@ class Pathfinder(Synthetic):
   path_length: Annotated[int, Range('9 <= x <= 512')] = 24
   num_distractors: Annotated[int, Range('0 <= x <= 64')] = 3
 
-  @property
-  def labels(self):
-    return [0, 1]
+  labels = (0, 1)
 
   def example(self, rng):
     """Returns the first image whose paths fit."""
