@@ -134,7 +134,7 @@ def test_two_spellings_of_one_tensor_are_refused(folder, refused):
     ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token = 3'),
     ('tokenizer.json', '[]', 'not a JSON object'),
     ('tokenizer.json', '{"model": 3}', 'cannot be read as a tokenizer'),
-    ('vocab.json', '{"a": "b"}', 'vocabulary = '),
+    ('vocab.json', '{"a": "b"}', 'pieces must have distinct ids'),
     ('generation_config.json', None, 'not a regular file'),
     ('tokenizer.json', None, 'not a regular file'),
   ],

@@ -353,8 +353,8 @@ MUTATIONS = (
   ),
   Mutation(
     'interop-start-of-a-fused-parameter',
-    'start = sum(size or 0 for size in sizes[:number])',
-    'start = sum(size or 0 for size in sizes[: number + 1])',
+    'tensor = np.split(tensor, np.cumsum(sizes[:-1]), self.axis)[number]',
+    'tensor = np.split(tensor, np.cumsum(sizes[:-1]), self.axis)[number - 1]',
     'tests/interop/test_layouts.py',
   ),
   Mutation(
