@@ -21,7 +21,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer, recorded_by
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
-from t2x.models.stack import Layers, Stack, randomness, restrict_call
+from t2x.models.stack import Stack, randomness, restrict_call
 
 __all__ = ['ReversibleStack', 'concatenated_streams', 'mean_of_streams']
 
@@ -148,10 +148,6 @@ class ReversibleStack(Stack):
     for block in self.blocks:
       _check_block(block)
 
-  def unstacked(self) -> 'ReversibleLayers':
-    layers = super().unstacked()
-    return ReversibleLayers(layers.layers, layers.num_blocks, self.merge)
-
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
@@ -176,7 +172,7 @@ class ReversibleStack(Stack):
     numbers, _, keys, rates = self._per_repeat(None, call.key)
     per_repeat = numbers, keys, rates
     branches, arrays = self._branches(x, call, per_repeat)
-    stream = self._stream(x)
+    stream = self._initial(x, self.blocks)
     leaves = [jax.tree.leaves(block) for block in self.blocks]
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     pair, losses, metrics = reversible_scan(
@@ -188,8 +184,10 @@ class ReversibleStack(Stack):
     stream = dataclasses.replace(stream, first=first, second=second)
     return Result(stream.output, None, aux)
 
-  def _stream(self, x: Array) -> ReversibleStream:
-    return ReversibleStream.initial(x, self.merge)
+  @property
+  def _initial(self):
+    merge = self.merge
+    return lambda x, layers: ReversibleStream.initial(x, merge)
 
   def _branches(self, x: Array, call: Call, per_repeat: Any) -> tuple[list[Branch], list[Any]]:
     """Returns the traced sublayers of one repeat, and the arrays that they enclose."""
@@ -211,23 +209,6 @@ class ReversibleStack(Stack):
         inputs = jax.eval_shape(first, block), wide, *own_inputs
         branches.append(traced_branch(branch, inputs, place, arrays))
     return branches, arrays
-
-
-class ReversibleLayers(Layers):
-  """The layers of a `ReversibleStack` as separate modules; see `Layers`.
-
-  Args:
-    layers: the layers in the order of application.
-    num_blocks: number of layers in one repeat of the stack.
-    merge: computes the output from both streams.
-  """
-
-  def __init__(self, layers: Sequence[Layer], num_blocks: int, merge: Merge):
-    super().__init__(layers, num_blocks)
-    self.merge = merge
-
-  def _stream(self, x: Array) -> ReversibleStream:
-    return ReversibleStream.initial(x, self.merge)
 
 
 def _check_block(block: Layer) -> None:

@@ -232,7 +232,7 @@ class Stack(nnx.Module):
       for group in range(self.num_groups)
     ]
     layers = [block for r in range(self.num_repeats) for block in groups[r // per_group]]
-    return Layers(layers, len(self.blocks))
+    return Layers(layers, len(self.blocks), self._initial)
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
     return [
@@ -276,7 +276,7 @@ class Stack(nnx.Module):
       repeat = jax.checkpoint(repeat, policy=POLICIES[self.remat], prevent_cse=is_unrolled)
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
-    stream = self._stream(x)
+    stream = self._initial(x, self.blocks)
     if self.num_groups == self.num_repeats:
       stream, (cache, aux, recorded) = jax.lax.scan(
         lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
@@ -307,9 +307,10 @@ class Stack(nnx.Module):
     stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
     return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
-  def _stream(self, x: Array) -> Any:
-    """Returns the stream before the first layer."""
-    return Stream.initial(x, self.blocks)
+  @property
+  def _initial(self) -> Callable[[Array, Iterable[Layer]], Any]:
+    """The function that returns the stream before the first of some layers."""
+    return Stream.initial
 
   def _per_repeat(self, cache, key):
     """Returns the scanned inputs except parameters: numbers, caches, keys, drop rates [repeats, blocks]."""
@@ -334,15 +335,13 @@ class Layers(nnx.Module):
   Args:
     layers: the layers in the order of application.
     num_blocks: number of layers in one repeat of the stack.
+    initial: returns the stream before the first layer.
   """
 
-  def __init__(self, layers: Sequence[Layer], num_blocks: int):
+  def __init__(self, layers: Sequence[Layer], num_blocks: int, initial: Callable[..., Any]):
     self.layers = nnx.List(layers)
     self.num_blocks = num_blocks
-
-  def _stream(self, x: Array) -> Any:
-    """Returns the stream before the first layer."""
-    return Stream.initial(x, self.layers)
+    self.initial = initial
 
   def __call__(
     self,
@@ -352,7 +351,7 @@ class Layers(nnx.Module):
   ) -> Result:
     """Applies all layers; `cache` is a list over the layers."""
     new = []
-    stream = self._stream(x)
+    stream = self.initial(x, self.layers)
     for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
       repeat, place = divmod(i, self.num_blocks)
       layer_call = dataclasses.replace(call, place=place, repeat=repeat)

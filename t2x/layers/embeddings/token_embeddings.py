@@ -87,6 +87,8 @@ class TokenEmbedding(nnx.Module):
   """
 
   implements = (TextEmbedding,)
+  # Logical axis of the columns of the tables.
+  axis = 'embed'
 
   def __init__(
     self,
@@ -99,25 +101,12 @@ class TokenEmbedding(nnx.Module):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self._make_tables(vocab_size, vocab_multiple, num_types, (d_model, 'embed'), init, rngs)
-    self.scale, self.logit_scale = _scales(d_model, scaled)
-
-  def _make_tables(
-    self,
-    vocab_size: int | None,
-    vocab_multiple: int,
-    num_types: int,
-    width: tuple[int, str],
-    init: Initializer,
-    rngs: nnx.Rngs,
-  ) -> None:
-    """Creates the tables of tokens and types, whose columns have this number and logical axis."""
     self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
     self.vocab_multiple, self.num_types = vocab_multiple, num_types
-    columns, axis = width
+    self.scale, self.logit_scale = _scales(d_model, scaled)
 
     def table(rows: int, name: str) -> nnx.Param:
-      return param(init, (rows, columns), (name, axis), rngs, kind='table')
+      return param(init, (rows, d_model), (name, self.axis), rngs, kind='table')
 
     self.table = table(round_up(self.vocab_size, vocab_multiple), 'vocab')
     self.types = table(num_types, 'types') if num_types else None
@@ -162,6 +151,8 @@ class FactorisedEmbedding(TokenEmbedding):
   Other arguments are those of `TokenEmbedding`.
   """
 
+  axis = 'factor'
+
   def __init__(
     self,
     d_model: int,
@@ -176,7 +167,14 @@ class FactorisedEmbedding(TokenEmbedding):
     projection_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self._make_tables(vocab_size, vocab_multiple, num_types, (factor_dim, 'factor'), init, rngs)
+    super().__init__(
+      factor_dim,
+      vocab_size=vocab_size,
+      vocab_multiple=vocab_multiple,
+      num_types=num_types,
+      init=init,
+      rngs=rngs,
+    )
     self.scale, self.logit_scale = _scales(d_model, scaled)
     self.projection = Linear(
       (factor_dim,),
