@@ -15,14 +15,17 @@ FILES = dict(re.findall(r'```python\n# (\S+)\n(.*?)```', TEXT, re.DOTALL))
 
 @pytest.mark.nightly
 def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, capsys):
-  assert FILES.keys() == {'t2x/layers/maxout.py', 'tests/layers/test_maxout.py'}
+  assert FILES.keys() == {
+    't2x/layers/feed_forward/maxout.py',
+    'tests/layers/feed_forward/test_maxout.py',
+  }
   for name, text in FILES.items():
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).write_text(text)
-  # As if the file lay in t2x/layers.
-  folder = str(tmp_path / 't2x/layers')
+  # As if the file lay in t2x/layers/feed_forward.
+  folder = str(tmp_path / 't2x/layers/feed_forward')
   (tmp_path / 'conftest.py').write_text(
-    f'import t2x.layers\nt2x.layers.__path__.append({folder!r})\n'
+    f'import t2x.layers.feed_forward as package\npackage.__path__.append({folder!r})\n'
   )
   done = subprocess.run(
     [sys.executable, '-m', 'pytest', '-q', '-c', '/dev/null', '--rootdir', tmp_path, tmp_path],

@@ -1,6 +1,6 @@
 """Layers of Transformers and the interfaces between them.
 
-A config can name everything in `__all__`. The package does not depend on tasks, data, meshes or configs.
+A config can name what it exports. The package does not depend on tasks, data, meshes or configs.
 """
 
 from t2x.layers.attention.cache import *
