@@ -28,6 +28,17 @@ def head_projection(
   return Linear((d_model,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
 
 
+def head_size(part: Any, d_model: int, num_heads: int, head_dim: int | None) -> int:
+  """Returns the features per head of a part; None: d_model / num_heads."""
+  if head_dim is None and d_model % num_heads:
+    name = type(part).__name__
+    raise UserError(
+      f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose a divisor or set '
+      f'{name}.head_dim'
+    )
+  return head_dim or d_model // num_heads
+
+
 class HeadProjections(nnx.Module):
   """Base class of mixers with query, key, value and output projections.
 
@@ -70,15 +81,8 @@ class HeadProjections(nnx.Module):
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
-    if head_dim is None and d_model % num_heads:
-      name = type(self).__name__
-      raise UserError(
-        f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose a divisor or set '
-        f'{name}.head_dim'
-      )
-    heads = num_heads, head_dim or d_model // num_heads
+    heads = num_heads, head_size(self, d_model, num_heads, head_dim)
     self.num_heads, self.head_dim = heads
-
     for name in self.projections:
       setattr(self, name, head_projection(d_model, heads, kernel_init, use_bias, rngs))
     self.out = Linear(

@@ -13,6 +13,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableRate
 from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.attention.head_outputs import HeadOutputs
+from t2x.layers.attention.head_projections import head_size
 from t2x.layers.attention.kernels import (
   AttentionInputs,
   Auto,
@@ -94,8 +95,11 @@ class MultiHeadAttention(nnx.Module):
   ):
     name = type(self).__name__
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    _check_heads(name, d_model, num_heads, num_kv_heads, head_dim)
-    head_dim = head_dim or d_model // num_heads
+    head_dim = head_size(self, d_model, num_heads, head_dim)
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+      raise UserError(
+        f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}'
+      )
     self.scores = scores(num_heads, head_dim, rngs=rngs)
     reads = self.score_inputs
     if scale is not None and 'scale' not in reads:
@@ -385,15 +389,3 @@ def _check_length(part: Scores | PositionEncoding, length: int) -> None:
       f'a row of {length} tokens is longer than the {part.max_length} positions of '
       f'{type(part).__name__}: shorten the rows or raise its number of positions'
     )
-
-
-def _check_heads(
-  name: str, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None
-) -> None:
-  if head_dim is None and d_model % num_heads:
-    raise UserError(
-      f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
-      f'a divisor or set {name}.head_dim'
-    )
-  if num_kv_heads < 1 or num_heads % num_kv_heads:
-    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')
