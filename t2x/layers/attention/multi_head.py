@@ -96,10 +96,7 @@ class MultiHeadAttention(nnx.Module):
     name = type(self).__name__
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     head_dim = head_size(self, d_model, num_heads, head_dim)
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
-      raise UserError(
-        f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}'
-      )
+    _check_kv_heads(name, num_heads, num_kv_heads)
     self.scores = scores(num_heads, head_dim, rngs=rngs)
     reads = self.score_inputs
     if scale is not None and 'scale' not in reads:
@@ -389,3 +386,8 @@ def _check_length(part: Scores | PositionEncoding, length: int) -> None:
       f'a row of {length} tokens is longer than the {part.max_length} positions of '
       f'{type(part).__name__}: shorten the rows or raise its number of positions'
     )
+
+
+def _check_kv_heads(name: str, num_heads: int, num_kv_heads: int) -> None:
+  if num_kv_heads < 1 or num_heads % num_kv_heads:
+    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')
