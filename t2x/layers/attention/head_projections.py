@@ -16,6 +16,7 @@ from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
 from t2x.layers.tokens import RowLayout, Tokens
 
+Hidden = Float[Array, 'batch length d_model']
 # Features of each head, such as queries.
 Heads = Float[Array, 'batch length heads head_dim']
 
@@ -101,18 +102,18 @@ class HeadProjections(nnx.Module):
       'out evaluations that generate, or use MultiHeadAttention'
     )
 
-  def project(self, x: Float[Array, 'batch length d_model']) -> tuple[Heads, Heads, Heads]:
+  def project(self, x: Hidden) -> tuple[Heads, Heads, Heads]:
     """Returns the queries, keys and values of `x`."""
     q = constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
     return q, k, v
 
-  def rows(self, x: Float[Array, 'batch length d_model']) -> list[Heads]:
+  def rows(self, x: Hidden) -> list[Heads]:
     """Returns the input projections of `x`, of complete rows on each device."""
     inputs = (getattr(self, name)(x) for name in self.projections)
     return [constrain(a, 'batch', None, 'heads', None) for a in inputs]
 
-  def output(self, y: Heads) -> Float[Array, 'batch length d_model']:
+  def output(self, y: Heads) -> Hidden:
     """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))
 
@@ -137,9 +138,7 @@ class WholeRow(HeadProjections):
     UserError: see `HeadProjections`; when called, the rows may hold several segments.
   """
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
     """Mixes the tokens of each row of `x`."""
     is_causal = self.check_call(call)
     check_one_segment(self, call.tokens)
@@ -147,7 +146,7 @@ class WholeRow(HeadProjections):
     return Result(self.output(nan_for_several_segments(y, call.tokens)))
 
   @abc.abstractmethod
-  def mix(self, x: Float[Array, 'batch length d_model'], call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
     """Returns the outputs of the heads; padding must not change those of tokens."""
 
 

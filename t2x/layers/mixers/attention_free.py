@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
@@ -159,9 +159,7 @@ class AttentionFree(HeadProjections):
     sums: Sums = self.bias.init_cache(batch, self.num_heads, self.head_dim)
     return sums
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Sums | None = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Sums | None = None) -> Result:
     """Averages the values of the tokens of `x` and of the cache."""
     self.check_call(call)
     q, k, v = self.project(x)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.attention.head_projections import Hidden, check_no_source
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
@@ -65,9 +65,7 @@ class _Convolution(nnx.Module):
     """Returns the parameter or projection that `logits` computes the kernels from."""
     raise NotImplementedError
 
-  def logits(
-    self, x: Float[Array, 'batch length d_model']
-  ) -> Float[Array, '#batch #length heads taps']:
+  def logits(self, x: Hidden) -> Float[Array, '#batch #length heads taps']:
     """Returns the kernels before the softmax; `x` is the input of the convolution."""
     raise NotImplementedError
 
@@ -75,9 +73,7 @@ class _Convolution(nnx.Module):
     """Returns an empty cache for the tokens within reach of the kernel."""
     return RecentTokens.empty(batch, self.kernel_size - 1, (self.d_model,), dtype)
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: 'RecentTokens | None' = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: 'RecentTokens | None' = None) -> Result:
     """Convolves each token with its neighbours in `x` and in the cache.
 
     Taps on tokens that are masked by the pattern, in another segment or padding contribute zero. If the
@@ -108,11 +104,11 @@ class _Convolution(nnx.Module):
   @token_sums()
   def _convolve(
     self,
-    source: Float[Array, 'batch length d_model'],
+    source: Hidden,
     kernels: Float[Array, '#batch #length heads taps'],
     tokens: Tokens,
     pattern: Pattern,
-  ) -> Float[Array, 'batch length d_model']:
+  ) -> Hidden:
     before = taps_before(pattern, self.kernel_size)
     by_head = (*source.shape[:2], self.num_heads, -1)
     y = jnp.zeros_like(source).reshape(by_head)
@@ -149,7 +145,7 @@ class LightweightConvolution(_Convolution):
     shape = self.num_heads, self.kernel_size
     return param(init, shape, ('heads', 'taps'), rngs, kind='filter')
 
-  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, '1 1 heads taps']:
+  def logits(self, x: Hidden) -> Float[Array, '1 1 heads taps']:
     """Returns the kernels, which do not depend on `x`."""
     return self.kernel[...][None, None]
 
@@ -166,9 +162,7 @@ class DynamicConvolution(_Convolution):
     shape, axes = (self.num_heads, self.kernel_size), ('embed', 'heads', 'taps')
     return Linear((self.d_model,), shape, axes, init=init, use_bias=False, rngs=rngs)
 
-  def logits(
-    self, x: Float[Array, 'batch length d_model']
-  ) -> Float[Array, 'batch length heads taps']:
+  def logits(self, x: Hidden) -> Float[Array, 'batch length heads taps']:
     """Predicts the kernels of each token from its vector."""
     return self.kernel(x)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections, Heads
+from t2x.layers.attention.head_projections import HeadProjections, Heads, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
 from t2x.layers.interfaces import Call, Result
@@ -69,12 +69,7 @@ class FlowAttention(HeadProjections):
     sizes = (1, 2 * dim + 1), (1, 2 * dim), (1, 1), (dim, dim)
     return FlowState(tuple(LinearState.empty(batch, self.num_heads, *size) for size in sizes))
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: FlowState | None = None,
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: FlowState | None = None) -> Result:
     """Attends to the tokens of `x` and to the earlier tokens summarised in the cache.
 
     For tokens that see no token (padding) the input of the output projection is zero.

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
@@ -123,12 +123,7 @@ class GatedDeltaNet(HeadProjections):
     sums = jnp.zeros((batch, self.num_heads, self.head_dim, self.head_dim), dtype)
     return LinearState(sums, jnp.zeros(batch, jnp.int32))
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: DeltaCache | None = None,
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: DeltaCache | None = None) -> Result:
     """Reads from the state of the tokens of `x` and of the cache; padding leaves the state unchanged."""
     self.check_call(call)
     dtype, tokens = softmax_dtype(x), call.tokens

@@ -6,13 +6,14 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
 from t2x.layers.attention.head_projections import (
   HeadProjections,
   Heads,
+  Hidden,
   check_no_source,
   head_projection,
 )
@@ -75,9 +76,7 @@ class GlobalLocalAttention(HeadProjections):
       'the pattern Window(size) in a Decoder'
     )
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
     """Attends from `x` to itself."""
     check_no_source(self, call)
     tokens = call.tokens

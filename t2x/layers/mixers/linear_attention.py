@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections
+from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call, Result
@@ -67,12 +67,7 @@ class LinearAttention(HeadProjections):
     """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     return LinearState.empty(batch, self.num_heads, self.features.num_features, self.head_dim + 1)
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: LinearState | None = None,
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: LinearState | None = None) -> Result:
     """Attends to the tokens of `x` and to the earlier tokens summarised in the cache.
 
     For tokens that see no token (padding) the input of the output projection is zero. It is NaN for tokens whose

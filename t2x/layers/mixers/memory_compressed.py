@@ -14,6 +14,7 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import (
   HeadProjections,
   Heads,
+  Hidden,
   check_one_segment,
   nan_for_several_segments,
 )
@@ -103,12 +104,7 @@ class MemoryCompressedAttention(HeadProjections):
     blocks, tail = jnp.zeros(shape, dtype), jnp.zeros((batch, self.ratio, *shape[2:]), dtype)
     return CompressedMemory(blocks, blocks, tail, tail, jnp.zeros(batch, jnp.int32))
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: 'CompressedMemory | None' = None,
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: 'CompressedMemory | None' = None) -> Result:
     """Attends from `x` to its blocks, or to those of the memory and `x`.
 
     The output is NaN for rows with several segments, because segments are only available at run time.

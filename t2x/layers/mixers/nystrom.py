@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import Heads, WholeRow
+from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import lecun_normal
@@ -68,7 +68,7 @@ class NystromAttention(WholeRow):
       else param(conv_init, (conv_size, self.num_heads), ('taps', 'heads'), rngs, kind='filter')
     )
 
-  def mix(self, x: Float[Array, 'batch length d_model'], call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
     """Attends from `x` to itself through the landmarks."""
     if x.shape[1] < self.num_landmarks:
       raise UserError(

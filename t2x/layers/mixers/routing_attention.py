@@ -13,6 +13,7 @@ from t2x.base.ranges import Size, TunableNonNegative, TunableRate
 from t2x.layers.attention.groups import HIDDEN, HeadRows, attend_in_groups
 from t2x.layers.attention.head_projections import (
   HeadProjections,
+  Hidden,
   check_one_segment,
   nan_for_several_segments,
 )
@@ -81,9 +82,7 @@ class RoutingAttention(HeadProjections):
     init = width_normal(self.head_dim)
     self.centroids = param(init, shape, axes, rngs, kind='vector', keep_float32=True)
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
     """Attends from the queries of each cluster of `x` to its keys."""
     is_causal = self.check_call(call)
     q, k, v = (a.swapaxes(1, 2) for a in self.rows(x))

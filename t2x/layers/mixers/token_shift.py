@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.attention.head_projections import Hidden, check_no_source
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.caches import Cache
 from t2x.layers.interfaces import Call, ExtrasSublayer, Result, Sublayer
@@ -72,7 +72,7 @@ class TokenShift(nnx.Module):
     """Maximum sequence length of the sublayer; None: no limit."""
     return self.sublayer.max_length
 
-  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+  def init_extras(self, x: Hidden) -> dict[str, Array]:
     """Returns the extras of the sublayer; see `ExtrasSublayer`."""
     sublayer: ExtrasSublayer = self.sublayer
     return sublayer.init_extras(x)
@@ -82,9 +82,7 @@ class TokenShift(nnx.Module):
     recent = RecentTokens.empty(batch, 1, (self.d_model,), dtype)
     return ShiftCache(recent, self.sublayer.init_cache(batch, num_slots, dtype))
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: ShiftCache | None = None
-  ) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: ShiftCache | None = None) -> Result:
     """Applies the sublayer to the shifted input."""
     check_no_source(self, call)
     own = call if 'pattern' in self.sublayer.reads else dataclasses.replace(call, pattern=Full())
@@ -99,9 +97,7 @@ class TokenShift(nnx.Module):
     return dataclasses.replace(result, cache=new)
 
 
-def shifted(
-  x: Float[Array, 'batch length d_model'], tokens: Tokens, pattern: Pattern
-) -> Float[Array, 'batch length d_model']:
+def shifted(x: Hidden, tokens: Tokens, pattern: Pattern) -> Hidden:
   """Returns `x` with parts of its features from neighbouring tokens; see `TokenShift`."""
   # A kernel of three taps is centred if the pattern shows later tokens.
   is_causal = taps_before(pattern, 3) == 2
