@@ -17,6 +17,8 @@ def package(name):
   return re.match(r'[\w.-]+', name).group().replace('_', '-').lower()
 
 
+# Packages that add modules to the namespace of another one, which is imported.
+BESIDE = {'googleapis-common-protos'}
 # Packages whose modules have another name, where they are not installed.
 OTHER_NAMES = {'mlflow': 'mlflow-skinny'}
 
@@ -33,7 +35,7 @@ def imported():
       elif isinstance(node, ast.ImportFrom):
         names = [node.module]
       for name in {name.split('.')[0] for name in names} - {'t2x', *sys.stdlib_module_names}:
-        for one in packages.get(name, [OTHER_NAMES.get(name, name)]):
+        for one in {*packages.get(name, [OTHER_NAMES.get(name, name)])} - BESIDE:
           found[package(one)] = path
   return found
 
