@@ -37,7 +37,7 @@ import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Those that annotate arrays alone: to check the others costs seven tenths of all tests' time.
+# Modules that annotate arrays: checking all others too takes seven tenths of the time of all tests.
 ANNOTATED = [
   '.'.join(path.relative_to(ROOT).with_suffix('').parts)
   for path in (ROOT / 't2x').rglob('*.py')
@@ -45,7 +45,7 @@ ANNOTATED = [
 ]
 jaxtyping.install_import_hook(ANNOTATED, 'beartype.beartype')
 
-# How long an example takes is the machine's affair. (Where CI is set, examples are the same each time.)
+# No time limit per example. (Where CI is set, examples are the same each time.)
 hypothesis.settings.register_profile(
   't2x', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -69,15 +69,15 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-  """The tables that tests told of."""
+  """Prints the tables of `add_row`."""
   tables: dict = collections.defaultdict(lambda: collections.defaultdict(dict))
   for reports in terminalreporter.stats.values():
     for report in reports:
-      for name, told in getattr(report, 'user_properties', ()):
-        if name == 'told':
-          title, row, cells = told
-          known = tables[title][row]
-          known |= {column: text for column, text in cells.items() if text or column not in known}
+      for name, value in getattr(report, 'user_properties', ()):
+        if name == 'row':
+          title, row, cells = value
+          row = tables[title][row]
+          row |= {column: text for column, text in cells.items() if text or column not in row}
   for title, rows in tables.items():
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     terminalreporter.section(title)
@@ -108,8 +108,8 @@ def few_programs():
 def explicit_broadcasting(request):
   """In tests of layers and models, arrays of different ranks are broadcast on purpose or not at all."""
   folders = request.path.relative_to(ROOT / 'tests').parts
-  wanted = 'raise' if folders[0] in ('layers', 'models') else 'allow'
-  with jax.numpy_rank_promotion(wanted):
+  level = 'raise' if folders[0] in ('layers', 'models') else 'allow'
+  with jax.numpy_rank_promotion(level):
     yield
 
 
@@ -122,11 +122,11 @@ def trusted_folders(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def tell(request):
-  """`tell(title, row, {column: text})` puts cells into a table that the run ends with."""
+def add_row(request):
+  """`add_row(title, row, {column: text})` puts cells into a table that the run ends with."""
 
   def put(title: str, row: str, cells: dict[str, str]) -> None:
-    request.node.user_properties.append(('told', (title, row, cells)))
+    request.node.user_properties.append(('row', (title, row, cells)))
 
   return put
 

@@ -208,14 +208,14 @@ def losses(experiment, *trials, together=False):
     pytest.param(Dense(), None, id='dense', marks=pytest.mark.nightly),
   ],
 )
-def test_a_training_with_every_hyperparameter_as_an_input_equals_constants(kernel, remat, tell):
+def test_a_training_with_every_hyperparameter_as_an_input_equals_constants(kernel, remat, add_row):
   (constant,) = losses(experiment(VALUES, kernel, remat), {})
   shared = experiment({name: Hyperparameter(name) for name in VALUES}, kernel, remat)
   scalars = {name: np.float32(value) for name, value in VALUES.items()}
   others = {name: np.float32(0.7 * value) for name, value in VALUES.items()}
   ours, other = losses(shared, scalars, others)
   difference = np.abs(ours / constant - 1).max()
-  tell('Inputs against constants', str(kernel), {'relative difference': f'{difference:.1e}'})
+  add_row('Inputs against constants', str(kernel), {'relative difference': f'{difference:.1e}'})
   np.testing.assert_allclose(ours, constant, rtol=1e-6)
   assert np.abs(other / constant - 1).max() > 1e-3
   together = losses(shared, scalars, others, together=True)

@@ -9,6 +9,15 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.config import load
 
+# A config without errors.
+GOOD = """
+Experiment.model = @Model
+Model.d_model = 8
+Stack.num_layers = 2
+Attention.num_heads = 4
+MLP.hidden_dim = 16
+"""
+
 PARTS = '''
 """Parts shaped like those of t2x: modules, frozen dataclasses, functions."""
 

@@ -6,14 +6,8 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
+from tests.config.conftest import GOOD
 
-GOOD = """
-Experiment.model = @Model
-Model.d_model = 8
-Stack.num_layers = 2
-Attention.num_heads = 4
-MLP.hidden_dim = 16
-"""
 ROOT = Path(__file__).parents[2]
 TYPES = 'Experiment.types = @Types()\n'
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from t2x.config import diff, load, render
+from tests.config.conftest import GOOD
 
 PARTS = ['A', 'B', 'C', 'D']
 SCOPES = ['', 's', 't', 's/t', 't/s']
@@ -162,15 +163,6 @@ def test_parsing_and_resolution_agree_with_gin(fakes, tmp_path, lines):
   assert repr(config_again.build()) == repr(wanted)
   assert render(config_again) == rendered
   assert diff(config, config_again) == []
-
-
-GOOD = """
-Experiment.model = @Model
-Model.d_model = 8
-Stack.num_layers = 2
-Attention.num_heads = 4
-MLP.hidden_dim = 16
-"""
 
 
 @pytest.mark.parametrize(

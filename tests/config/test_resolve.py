@@ -7,14 +7,7 @@ import sys
 import pytest
 
 from t2x.config import load, trust
-
-GOOD = """
-Experiment.model = @Model
-Model.d_model = 8
-Stack.num_layers = 2
-Attention.num_heads = 4
-MLP.hidden_dim = 16
-"""
+from tests.config.conftest import GOOD
 
 
 def parts_of(model):

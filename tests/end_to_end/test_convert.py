@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from tiny_models import llama_shapes
 
 from t2x.base.files import write_checksums
 from t2x.interop.safetensors import read_tensors, write_tensors
@@ -43,19 +44,6 @@ def gpt2_shapes(d=16, layers=3, positions=32, vocab=50):
     for name in ('ln_1', 'ln_2'):
       shapes |= {f'h.{i}.{name}.weight': (d,), f'h.{i}.{name}.bias': (d,)}
   return shapes | {'ln_f.weight': (d,), 'ln_f.bias': (d,)}
-
-
-def llama_shapes(d=16, hidden=24, layers=1, vocab=500):
-  shapes = {'model.embed_tokens.weight': (vocab, d), 'model.norm.weight': (d,)}
-  shapes['lm_head.weight'] = (vocab, d)
-  for layer in range(layers):
-    at = f'model.layers.{layer}'
-    shapes |= {f'{at}.self_attn.{part}_proj.weight': (d, d) for part in 'qkvo'}
-    shapes |= {f'{at}.mlp.{part}_proj.weight': (hidden, d) for part in ('gate', 'up')}
-    shapes[f'{at}.mlp.down_proj.weight'] = (d, hidden)
-    for norm in ('input', 'post_attention'):
-      shapes[f'{at}.{norm}_layernorm.weight'] = (d,)
-  return shapes
 
 
 @pytest.fixture

@@ -100,6 +100,20 @@ CONFIGS = {
 }
 
 
+def llama_shapes(d=16, hidden=24, layers=1, vocab=500):
+  """The tensors of a Llama."""
+  shapes = {'model.embed_tokens.weight': (vocab, d), 'model.norm.weight': (d,)}
+  shapes['lm_head.weight'] = (vocab, d)
+  for layer in range(layers):
+    at = f'model.layers.{layer}'
+    shapes |= {f'{at}.self_attn.{part}_proj.weight': (d, d) for part in 'qkvo'}
+    shapes |= {f'{at}.mlp.{part}_proj.weight': (hidden, d) for part in ('gate', 'up')}
+    shapes[f'{at}.mlp.down_proj.weight'] = (d, hidden)
+    for norm in ('input', 'post_attention'):
+      shapes[f'{at}.{norm}_layernorm.weight'] = (d,)
+  return shapes
+
+
 @functools.cache
 def build(gin):
   """Returns the builder of the model in a gin text."""

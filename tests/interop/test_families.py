@@ -1,29 +1,18 @@
 """Model folders in practice: other heads, old names, unsupported fields."""
 
-import functools
 import json
-import tempfile
 
 import jax
 import numpy as np
 import pytest
 import tiny_models
-from flax import nnx
+from tiny_models import BERT, SIDES, build, shapes
 
 from t2x.base.errors import UserError
-from t2x.experiments import read_config
 from t2x.interop import FAMILIES, HFModel, export
 from t2x.interop.safetensors import read_tensors, write_tensors
 from t2x.layers.arrays import named_leaves
 
-BERT = {
-  'hidden_size': 8,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 2,
-  'intermediate_size': 12,
-  'vocab_size': 20,
-  'max_position_embeddings': 6,
-}
 VIT = {
   'hidden_size': 8,
   'num_hidden_layers': 1,
@@ -32,19 +21,6 @@ VIT = {
   'image_size': [8, 4],
   'patch_size': 2,
 }
-
-
-@functools.cache
-def build(gin):
-  with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
-    file.write(gin)
-    file.flush()
-    return read_config([file.name]).build().model
-
-
-@functools.cache
-def shapes(gin):
-  return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
 
 
 def read(path):
@@ -151,15 +127,6 @@ def test_names_of_classes_outlive_an_export_that_has_as_many(folder):
   assert (config['num_labels'], config['other']) == (4, 1)
 
 
-SIDES = {
-  'd_model': 8,
-  'encoder_layers': 1,
-  'decoder_layers': 2,
-  'encoder_attention_heads': 2,
-  'decoder_attention_heads': 4,
-  'encoder_ffn_dim': 12,
-  'decoder_ffn_dim': 10,
-}
 DECODER = {'hidden_size': 8, 'vocab_size': 20, 'intermediate_size': 12}
 T5 = {'d_model': 8, 'd_kv': 2, 'd_ff': 12, 'num_layers': 1, 'num_heads': 2, 'vocab_size': 20}
 NEOX = DECODER | {'num_attention_heads': 2, 'num_hidden_layers': 2, 'rotary_pct': 0.5}

@@ -8,6 +8,7 @@ import json, pathlib, sys
 import jax, numpy as np
 from flax import nnx
 from t2x.experiments import read_config
+from tiny_models import llama_shapes
 from t2x.interop import HFModel
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings
@@ -18,15 +19,7 @@ folder = pathlib.Path(sys.argv[1])
 d, hidden, vocab = 16, 32, 64
 config = {'model_type': 'llama', 'architectures': ['LlamaForCausalLM'], 'hidden_size': d}
 config |= {'intermediate_size': hidden, 'num_hidden_layers': 3, 'num_attention_heads': 4}
-shapes = {'model.embed_tokens.weight': (vocab, d), 'lm_head.weight': (vocab, d)}
-shapes['model.norm.weight'] = (d,)
-for layer in range(3):
-  at = f'model.layers.{layer}'
-  shapes |= {f'{at}.self_attn.{part}_proj.weight': (d, d) for part in 'qkvo'}
-  shapes |= {f'{at}.mlp.{part}_proj.weight': (hidden, d) for part in ('gate', 'up')}
-  shapes[f'{at}.mlp.down_proj.weight'] = (d, hidden)
-  for norm in ('input', 'post_attention'):
-    shapes[f'{at}.{norm}_layernorm.weight'] = (d,)
+shapes = llama_shapes(d, hidden, 3, vocab)
 rng = np.random.default_rng(0)
 tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)

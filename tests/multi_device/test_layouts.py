@@ -45,7 +45,7 @@ def told(tmp_path_factory, request):
   return json.loads(done.stdout)
 
 
-def test_layouts_follow_the_single_device(told, tell):
+def test_layouts_follow_the_single_device(told, add_row):
   """Twenty steps with dropout: randomness does not depend on the layout either."""
   found = {
     name: {mesh: apart(losses, meshes['single']) for mesh, losses in meshes.items()}
@@ -53,7 +53,7 @@ def test_layouts_follow_the_single_device(told, tell):
   }
   for name, row in found.items():
     cells = {mesh: f'{value:.1e}' for mesh, value in row.items()}
-    tell('largest relative difference of 20 losses', name, cells)
+    add_row('largest relative difference of 20 losses', name, cells)
     assert set(row) >= {'ddp', 'fsdp', 'hsdp', 'fsdp_tensor', 'context'}
     losses = told['losses'][name]['single']
     assert min(losses) < losses[0], 'nothing is learnt: any layout would do'

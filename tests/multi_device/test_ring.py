@@ -43,10 +43,10 @@ def test_ring_attention_equals_dense_attention():
 
 
 @pytest.mark.nightly
-def test_all_cases(tell):
+def test_all_cases(add_row):
   cases = outcomes()
   for name, case in cases.items():
-    tell(
+    add_row(
       'largest difference; bytes moved',
       name,
       (case['difference'], moved_along_rows(case['collectives'])),

@@ -6,16 +6,13 @@ linear, which would hide errors.
 
 import collections
 import copy
-import functools
 import re
-import tempfile
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
+from tiny_models import build, shapes
 
-from t2x.experiments import read_config
 from t2x.interop import HFModel, export
 from t2x.interop.rules import Table
 from t2x.layers.arrays import named_leaves
@@ -45,31 +42,16 @@ COLUMNS = {
 
 
 @pytest.fixture
-def table(tell):
+def table(add_row):
   """`table[family][column] = text` sets a cell of the table at the end of the run."""
   rows: dict[str, dict[str, str]] = collections.defaultdict(dict)
   yield rows
   for family, row in rows.items():
-    tell(
+    add_row(
       'parity with transformers',
       family,
       {title: row.get(column, '') for column, title in COLUMNS.items()},
     )
-
-
-@functools.cache
-def build(gin):
-  """Returns the builder of the model in a gin text."""
-  with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
-    file.write(gin)
-    file.flush()
-    return read_config([file.name]).build().model
-
-
-@functools.cache
-def shapes(gin):
-  """Returns the shapes of the model in a gin text."""
-  return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture

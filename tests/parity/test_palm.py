@@ -76,7 +76,7 @@ def imported(theirs):
   return jax.tree.unflatten(jax.tree.structure(ours), [jnp.asarray(arrays[name]) for name in names])
 
 
-def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed, tell):
+def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed, add_row):
   theirs = perturbed(palm(), std=0.1)
   ours = imported(theirs)
   ids = torch.tensor(IDS)
@@ -101,7 +101,7 @@ def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed,
   relative = {name: value / np.abs(expected[name]).max() for name, value in differences.items()}
   row = {'logits': difference, 'gradients': max(differences.values())}
   row['gradients, relative'] = max(relative.values())
-  tell('parity with PaLM-pytorch', 'small_palm', {name: f'{x:.1e}' for name, x in row.items()})
+  add_row('parity with PaLM-pytorch', 'small_palm', {name: f'{x:.1e}' for name, x in row.items()})
   assert float(loss) == pytest.approx(theirs_loss.item(), abs=1e-6)
   assert difference < 1e-5
   assert max(differences.values()) < 1e-6, differences

@@ -102,9 +102,11 @@ def compared():
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('case', CASES)
-def test_traced_and_compiled_agree_on_every_layout(compared, case, tell):
+def test_traced_and_compiled_agree_on_every_layout(compared, case, add_row):
   traced, compiled = compared[case]['traced'], compared[case]['compiled']
-  tell('traced / compiled', case, {name: f'{traced[name] / compiled[name]:.3f}' for name in traced})
+  add_row(
+    'traced / compiled', case, {name: f'{traced[name] / compiled[name]:.3f}' for name in traced}
+  )
   assert traced['arguments'] == pytest.approx(compiled['arguments'], rel=TOLERANCE)
   assert traced['saved'] == pytest.approx(compiled['saved'], rel=TOLERANCE)
   if case != 'ring':  # Compiled, all tiles are counted.

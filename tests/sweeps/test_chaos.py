@@ -17,6 +17,7 @@ from t2x.sweeps.leases import _read, deaths
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import distinct
+from tests.sweeps.conftest import VARIANTS
 
 SEED = 17
 # Read by every process at its start. File locks fail, as on a file system without them. The
@@ -29,11 +30,6 @@ def flock(file, *_):
   raise OSError(37, 'No locks available')
 fcntl.flock = flock
 """
-VARIANTS = """{
-    'gelu': {},
-    'relu': {'MLP.activation': @relu},
-    'gated': {'Block.feed_forward': @GatedMLP, 'GatedMLP.activation': @gelu, 'GatedMLP.hidden_dim': 32},
-  }"""
 LONGER = ('--gin.Trainer.num_steps=60', '--gin.Trainer.checkpoint_every=20', '--gin.Sweep.seeds=3')
 
 
