@@ -12,11 +12,11 @@ def test_the_sentence_has_metric_baseline_counts_seeds_and_budget(sweep, change_
   folder = sweep(diverged=('', 0), failed=('', 0))
   assert sentence(read_results(folder)) == (
     'Against the baseline vanilla by loss (lower is better), of 4 variants, 1 helps, 1 hurts, and for 2 '
-    'the data cannot add_row (inconclusive); 5 seeds each; matched parameters, largest deviation 0.80 %.'
+    'the data cannot tell (inconclusive); 5 seeds each; matched parameters, largest deviation 0.80 %.'
   )
   change_plan(folder, margin=0.1, matched='')
   text = sentence(read_results(folder))
-  assert '1 hurts, 2 are the same (within 0.1), and for 0 the data cannot add_row' in text
+  assert '1 hurts, 2 are the same (within 0.1), and for 0 the data cannot tell' in text
   assert text.endswith('5 seeds each; no budget was matched.')
 
 
@@ -73,6 +73,6 @@ def test_reasons_without_a_verdict_are_in_the_sentence(sweep):
     'baseline', 'withheld', 'hurts', 'withheld', 'inconclusive',
   ]  # fmt: skip
   assert (
-    'of 4 variants, 0 help, 1 hurts, for 1 the data cannot add_row (inconclusive), and for 2 the verdict is '
+    'of 4 variants, 0 help, 1 hurts, for 1 the data cannot tell (inconclusive), and for 2 the verdict is '
     f'withheld ({reason}); ' in sentence(dataclasses.replace(results, rows=rows))
   )
