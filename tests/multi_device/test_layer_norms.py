@@ -4,43 +4,24 @@ import pytest
 from eight_devices import run_on_eight_devices
 
 SCRIPT = """
-import functools
 import jax
 import numpy as np
 
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
-from t2x.models import Block, Decoder, LanguageModel, Stack
+from t2x.layers import RoPE
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
 from t2x.train import AdamW, Constant, Experiment, Trainer, Program
+from t2x.train import AdamW, Constant, Experiment, Trainer, TrainProgram
+from tiny_lm import causal_lm, full_rows, lm
 
-block = functools.partial(
-  Block,
-  mixer=functools.partial(MultiHeadAttention, num_heads=2),
-  feed_forward=functools.partial(MLP, hidden_dim=32),
-)
-model = functools.partial(
-  LanguageModel,
-  d_model=16,
-  embedding=functools.partial(TokenEmbedding, vocab_size=264),
-  body=functools.partial(
-    Decoder, stack=functools.partial(Stack, num_layers=4, blocks=[block]), encoding=RoPE
-  ),
-)
-rng = np.random.default_rng(0)
-rows = {
-  'tokens': rng.integers(5, 261, size=(8, 16)).astype(np.int32),
-  'segments': np.ones((8, 16), np.int32),
-  'positions': np.tile(np.arange(16, dtype=np.int32), (8, 1)),
-}
+model = lm(vocab_size=264, num_layers=4, encoding=RoPE)
+rows = full_rows(8, 16)
 results = []
 for mesh in (Mesh(num_devices=1), Mesh(data=2, fsdp=2, tensor=2)):
   trainer = Trainer(
     num_steps=4, batch_size=8, optimizer=AdamW(), schedule=Constant(peak=1e-2), layer_norms=True
   )
-  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=16)
-  program = Program(Experiment(model=model, task=task, trainer=trainer, mesh=mesh))
+  program = Program(Experiment(model=model, task=causal_lm(16), trainer=trainer, mesh=mesh))
   state, frozen = program.init(0)
   before = jax.tree.map(np.asarray, state.params)
   batch = {name: jax.device_put(rows[name], leaf.sharding) for name, leaf in program.batch().items()}

@@ -117,12 +117,13 @@ def test_packed_documents_equal_separate_rows():
 def by_hand(model, task, prompt, num_tokens):
   """Greedy decoding without a cache."""
   ids = list(prompt)
+  forward = jax.jit(lambda row, tokens: model(row, tokens=tokens).x)
   for _ in range(num_tokens):
     row = jnp.asarray([ids + [0] * (LENGTH - len(ids))])
     segments = jnp.asarray([[1] * len(ids) + [0] * (LENGTH - len(ids))])
     marks = task.token_marks.of_rows(row, segments)
     tokens = Tokens.row(LENGTH, segments=segments, marks=marks)
-    logits = model(row, tokens=tokens).x[0, len(ids) - 1]
+    logits = forward(row, tokens)[0, len(ids) - 1]
     ids.append(int(jnp.argmax(logits)))
   return ids[len(prompt) :]
 

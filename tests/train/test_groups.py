@@ -1,7 +1,6 @@
 """Parameters by name, and groups of them: which are frozen, which learn at another rate."""
 
 import dataclasses
-import functools
 import json
 import shutil
 
@@ -11,13 +10,13 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from tiny_lm import causal_lm, full_rows, lm
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.data import TextFiles
+from t2x.layers import RoPE
 from t2x.layers.arrays import named_leaves
-from t2x.models import Block, Decoder, LanguageModel, ParallelBlock, Stack
-from t2x.tasks import CausalLM
+from t2x.models import Block, ParallelBlock
 from t2x.train import (
   SGD,
   AdamW,
@@ -41,36 +40,17 @@ MLP_UP = 'body.stack.blocks.0.feed_forward.up.kernel'
 
 
 def build(blocks=(Block,), **settings):
-  parts = {
-    'mixer': functools.partial(MultiHeadAttention, num_heads=2),
-    'feed_forward': functools.partial(MLP, hidden_dim=32),
-  }
-  blocks = [functools.partial(block, **parts) for block in blocks]
-  stack = functools.partial(Stack, num_layers=LAYERS, blocks=blocks, **settings)
-  return functools.partial(
-    LanguageModel,
-    d_model=16,
-    embedding=functools.partial(TokenEmbedding, vocab_size=261),
-    body=functools.partial(Decoder, stack=stack, encoding=RoPE),
-  )
+  return lm(num_layers=LAYERS, kinds=blocks, layers=settings, encoding=RoPE)
 
 
 def experiment(*groups, model=None, source=None, **settings):
-  task = CausalLM(source=source or TextFiles(train='none'), tokenizer=Bytes(), length=12)
   defaults = {'num_steps': 4, 'batch_size': 4, 'optimizer': AdamW(weight_decay=0.1)}
   trainer = Trainer(**(defaults | {'schedule': Constant(peak=1e-2), 'groups': groups} | settings))
-  return Experiment(model=model or build(), task=task, trainer=trainer)
+  return Experiment(model=model or build(), task=causal_lm(12, source), trainer=trainer)
 
 
 def infos_of(**settings):
   return Blueprint(experiment(model=build(**settings)).shapes()).infos
-
-
-def batch(seed=0):
-  tokens = np.random.default_rng(seed).integers(5, 261, (4, 12)).astype(np.int32)
-  positions = np.broadcast_to(np.arange(12, dtype=np.int32), (4, 12))
-  rows = {'tokens': tokens, 'segments': np.ones_like(tokens), 'positions': positions}
-  return jax.tree.map(jnp.asarray, rows)
 
 
 def stepped(made, num=3):
@@ -80,7 +60,7 @@ def stepped(made, num=3):
   before = program.groups.join(state.params, frozen)
   step = jax.jit(program.step())
   for seed in range(num):
-    state, out = step(state, frozen, batch(seed))
+    state, out = step(state, frozen, full_rows(4, 12, seed))
   after = program.groups.join(state.params, frozen)
   return *(jax.tree.map(np.asarray, one) for one in (before, after)), float(
     out.sums['grad_norm'][0]
@@ -165,7 +145,7 @@ def test_a_step_with_frozen_layers_is_the_step_of_masked_gradients():
   state, _ = program.init(0)
 
   def loss(params):
-    sums = made.task.sums(program.blueprint.model(params), batch(), None).metrics
+    sums = made.task.sums(program.blueprint.model(params), full_rows(4, 12), None).metrics
     return sums['loss'][0] / sums['loss'][1]
 
   grads = dict(jax.jit(jax.grad(loss))(state.params))

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_lm import ATTENTION, causal_lm, lm
 
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, LayerNorm, MultiHeadAttention, TokenEmbedding
-from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack
+from t2x.data import Bytes
+from t2x.layers import LayerNorm
+from t2x.models import LMHead
 from t2x.parallel import batch_sharding
 from t2x.tasks import CausalLM
 from t2x.train import Constant, Experiment, Program, Trainer
@@ -17,19 +18,9 @@ from t2x.train.checks import check_evaluations
 
 
 def state(num_layers=2, head_norm=None, **settings):
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2, qk_norm=head_norm),
-    feed_forward=functools.partial(MLP, hidden_dim=16),
-  )
-  stack = functools.partial(Stack, num_layers=num_layers, blocks=[block])
-  model = functools.partial(
-    LanguageModel,
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=16),
-    body=functools.partial(Decoder, stack=stack),
-    **settings,
-  )
+  mixer = functools.partial(ATTENTION, qk_norm=head_norm)
+  settings |= {'vocab_size': 16, 'hidden_dim': 16, 'num_layers': num_layers}
+  model = lm(8, mixer=mixer, **settings)
   trainer = Trainer(num_steps=1, batch_size=1, schedule=Constant(peak=1e-3), ema_decay=0.9)
   built, _ = Program(Experiment(model=model, trainer=trainer)).init(5)
   return built
@@ -53,21 +44,9 @@ def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate,
     return sums(self, model, batch, key)
 
   monkeypatch.setattr(CausalLM, 'sums', counted)
-  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=8)
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2),
-    feed_forward=functools.partial(MLP, hidden_dim=16),
-  )
-  stack = functools.partial(Stack, num_layers=1, blocks=[block])
-  model = functools.partial(
-    LanguageModel,
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=261),
-    body=functools.partial(Decoder, stack=stack),
-  )
+  model = lm(8, num_layers=1, hidden_dim=16)
   trainer = Trainer(num_steps=3, batch_size=4, accumulate=accumulate)
-  task = task.bound(Bytes().train([]))
+  task = causal_lm(8).bound(Bytes().train([]))
   program = Program(Experiment(model=model, task=task, trainer=trainer))
   rows = {name: jnp.ones(one.shape, one.dtype) for name, one in program.batch().items()}
   rows = jax.device_put(rows, batch_sharding(program.mesh))

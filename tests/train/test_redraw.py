@@ -7,36 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_lm import causal_lm, full_rows, lm
 
 from t2x.base.hyperparameters import in_step
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, FavorPlus, LinearAttention, TokenEmbedding, Tokens
-from t2x.models import Block, Decoder, LanguageModel, ReversibleStack, Stack
+from t2x.layers import FavorPlus, LinearAttention, Tokens
+from t2x.models import Block, ReversibleStack, Stack
 from t2x.parallel import Mesh
-from t2x.tasks import CausalLM
 from t2x.train import AdamW, Constant, Experiment, Program, Trainer
 from t2x.train.step import make_eval_step
 
 part = functools.partial
-TOKENS = np.random.default_rng(0).integers(5, 261, size=(4, 12)).astype(np.int32)
-BATCH = {
-  'tokens': jnp.asarray(TOKENS),
-  'segments': jnp.ones((4, 12), jnp.int32),
-  'positions': jnp.broadcast_to(jnp.arange(12), (4, 12)),
-}
+BATCH = full_rows(4, 12)
 
 
 def program(stack=Stack, accumulate=1, redraw_every=2):
   features = part(FavorPlus, num_features=8, redraw_every=redraw_every)
   mixer = part(LinearAttention, num_heads=2, features=features, chunk=4)
-  block = part(Block, mixer=mixer, feed_forward=part(MLP, hidden_dim=16))
-  model = part(
-    LanguageModel,
-    d_model=16,
-    embedding=part(TokenEmbedding, vocab_size=261),
-    body=part(Decoder, stack=part(stack, num_layers=4, blocks=[block, block])),
-  )
-  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=12)
+  model = lm(num_layers=4, mixer=mixer, hidden_dim=16, kinds=[Block, Block], stack=stack)
   trainer = Trainer(
     num_steps=9,
     batch_size=4,
@@ -44,7 +31,7 @@ def program(stack=Stack, accumulate=1, redraw_every=2):
     schedule=Constant(peak=1e-2),
     accumulate=accumulate,
   )
-  return Program(Experiment(model=model, task=task, trainer=trainer, mesh=Mesh()))
+  return Program(Experiment(model=model, task=causal_lm(12), trainer=trainer, mesh=Mesh()))
 
 
 def losses(program, steps):

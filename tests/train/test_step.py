@@ -7,36 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_lm import ATTENTION, causal_lm, lm
 
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.layers import RoPE
 from t2x.layers.arrays import named_leaves
-from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
 from t2x.train import AdamW, Constant, Experiment, Program, Skip, Trainer
 
 
-def model(dropout_rate=0.0):
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2, dropout_rate=dropout_rate),
-    feed_forward=functools.partial(MLP, hidden_dim=32),
-  )
-  stack = functools.partial(Stack, num_layers=2, blocks=[block])
-  return functools.partial(
-    LanguageModel,
-    d_model=16,
-    embedding=functools.partial(TokenEmbedding, vocab_size=261),
-    body=functools.partial(Decoder, stack=stack, encoding=RoPE),
-  )
-
-
 def experiment(dropout_rate=0.0, **settings):
-  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=12)
+  model = lm(mixer=functools.partial(ATTENTION, dropout_rate=dropout_rate), encoding=RoPE)
   defaults = {'num_steps': 4, 'batch_size': 8, 'optimizer': AdamW(), 'clip_norm': None}
   trainer = Trainer(**(defaults | {'schedule': Constant(peak=1e-2)} | settings))
-  return Experiment(model=model(dropout_rate), task=task, trainer=trainer, mesh=Mesh())
+  return Experiment(model=model, task=causal_lm(12), trainer=trainer, mesh=Mesh())
 
 
 def batches(num):

@@ -1,6 +1,5 @@
 """Norms by layer against NumPy on the same state."""
 
-import functools
 import json
 
 import jax
@@ -8,31 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from points import BATCH, points
+from t2x.train.layer_norms import LayerNorms
+from tiny_lm import causal_lm, full_rows, lm
 
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
-from t2x.models import Block, Decoder, LanguageModel, Stack
+from t2x.layers import RoPE
+from t2x.models import Block
 from t2x.parallel import Mesh
-from t2x.tasks import CausalLM
 from t2x.train import AdamW, Constant, Experiment, Group, Program, Trainer, train
 from t2x.train.logs.step_sums import LayerNorms
 from t2x.train.params import ParamInfo
 
 
 def experiment(num_blocks=1, **settings):
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2),
-    feed_forward=functools.partial(MLP, hidden_dim=16),
-  )
-  stack = functools.partial(Stack, num_layers=4, blocks=[block] * num_blocks)
-  model = functools.partial(
-    LanguageModel,
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=261),
-    body=functools.partial(Decoder, stack=stack, encoding=RoPE),
-  )
-  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=8)
+  model = lm(8, num_layers=4, hidden_dim=16, kinds=[Block] * num_blocks, encoding=RoPE)
   trainer = Trainer(
     num_steps=4,
     batch_size=4,
@@ -41,20 +28,14 @@ def experiment(num_blocks=1, **settings):
     clip_norm=0.1,
     **settings,
   )
-  return Experiment(model=model, task=task, trainer=trainer, mesh=Mesh())
+  return Experiment(model=model, task=causal_lm(8), trainer=trainer, mesh=Mesh())
 
 
 def step(experiment):
   """The state before and after a step, and what the step returned."""
   program = Program(experiment)
   state, frozen = program.init(0)
-  rng = np.random.default_rng(0)
-  batch = {
-    'tokens': jnp.asarray(rng.integers(5, 261, size=(4, 8)), jnp.int32),
-    'segments': jnp.ones((4, 8), jnp.int32),
-    'positions': jnp.tile(jnp.arange(8, dtype=jnp.int32), (4, 1)),
-  }
-  after, out = jax.jit(program.step())(state, frozen, batch)
+  after, out = jax.jit(program.step())(state, frozen, full_rows(4, 8))
   return program, state, after, jax.device_get(out)
 
 
