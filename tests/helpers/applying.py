@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t2x.layers import Cache, Call, Causal, Full, Slots, Tokens
 
@@ -41,6 +42,19 @@ def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **f
   slots = state.slots.extend(tokens)
   result = part(x, Call(tokens, pattern, slots=slots, **fields), state.cache)
   return result.x, State(result.cache, slots)
+
+
+def check_decoding(model):
+  """Checks that a language model decodes a prompt and two tokens, with layers one by one, as it reads the rows."""
+  ids = jnp.asarray([[1, 2, 3, 4, 5], [5, 3, 4, 2, 1]])
+  decode = jax.jit(lambda model, *inputs: model.decode(*inputs))
+  whole = jax.jit(lambda model: model(ids).x)(model)
+  logits, cache = decode(model, ids[:, :3], Tokens.row(3), model.init_cache(2, 8))
+  np.testing.assert_allclose(logits, whole[:, :3], rtol=1e-4, atol=2e-5)
+  model, cache = model.unstacked(cache)
+  for i in (3, 4):
+    logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((2, 1), i)), cache)
+    np.testing.assert_allclose(logits[:, 0], whole[:, i], rtol=1e-4, atol=2e-5)
 
 
 def gradient_bytes(part, width, length, pattern=Causal()):

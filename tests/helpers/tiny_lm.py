@@ -21,6 +21,7 @@ def lm(
   mixer=ATTENTION,
   hidden_dim=32,
   kinds=(Block,),
+  blocks=None,
   stack=Stack,
   layers=None,
   encoding=None,
@@ -35,13 +36,14 @@ def lm(
     mixer: of each block.
     hidden_dim: of each MLP.
     kinds: classes of the blocks of a repeating group.
+    blocks: complete constructors of the blocks, instead of `mixer`, `hidden_dim` and `kinds`.
     stack: class of the stack.
     layers: further settings of the stack.
     encoding: position encoding of the body.
     settings: further settings of the model.
   """
   parts = {'mixer': mixer, 'feed_forward': functools.partial(MLP, hidden_dim=hidden_dim)}
-  blocks = [functools.partial(kind, **parts) for kind in kinds]
+  blocks = blocks or [functools.partial(kind, **parts) for kind in kinds]
   of_body = {} if encoding is None else {'encoding': encoding}
   body = functools.partial(
     Decoder,

@@ -9,9 +9,9 @@ import optax
 import pytest
 from applying import applied, empty
 from flax import nnx
+from tiny_lm import lm
 
 from t2x.layers import (
-  MLP,
   Causal,
   DenseScores,
   DynamicConvolution,
@@ -32,11 +32,9 @@ from t2x.layers import (
   ShawPositions,
   Synthesizer,
   T5Bias,
-  TokenEmbedding,
   Tokens,
   Window,
 )
-from t2x.models import Block, Decoder, LanguageModel, Stack
 
 WIDTH, LENGTH = 12, 7
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -155,19 +153,8 @@ def test_rows_padded_on_the_left_decode_as_single_rows(name):
 @pytest.mark.parametrize('name', MIXERS)
 def test_language_model_trains_a_step(name):
   """The loss falls, and every parameter has a finite gradient that is not zero."""
-  block = functools.partial(
-    Block, mixer=MIXERS[name], feed_forward=functools.partial(MLP, hidden_dim=16)
-  )
-  model = LanguageModel(
-    d_model=WIDTH,
-    embedding=functools.partial(TokenEmbedding, vocab_size=11),
-    body=functools.partial(
-      Decoder,
-      stack=functools.partial(Stack, num_layers=2, blocks=[block]),
-      encoding=ENCODINGS.get(name, NoPositions),
-    ),
-    rngs=nnx.Rngs(0),
-  )
+  settings = {'mixer': MIXERS[name], 'encoding': ENCODINGS.get(name, NoPositions)}
+  model = lm(WIDTH, vocab_size=11, hidden_dim=16, **settings)(rngs=nnx.Rngs(0))
   ids = jax.random.randint(jax.random.key(0), (2, LENGTH), 0, 11)
   segments = jnp.asarray([[1] * LENGTH, [1] * 4 + [2] * 3])
   positions = jnp.asarray([list(range(LENGTH)), [0, 1, 2, 3, 0, 1, 2]])

@@ -54,7 +54,7 @@ def test_layouts_follow_the_single_device(told, add_row):
   for name, row in found.items():
     cells = {mesh: f'{value:.1e}' for mesh, value in row.items()}
     add_row('largest relative difference of 20 losses', name, cells)
-    assert set(row) >= {'ddp', 'fsdp', 'hsdp', 'fsdp_tensor', 'context'}
+    assert set(row) >= {'fsdp', 'fsdp_tensor', 'context'}
     losses = told['losses'][name]['single']
     assert min(losses) < losses[0], 'nothing is learnt: any layout would do'
     for mesh, value in row.items():

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, check_decoding
 from flax import nnx
+from tiny_lm import lm
 
 from t2x.base.errors import UserError
 from t2x.layers import (
@@ -18,11 +19,10 @@ from t2x.layers import (
   MultiHeadAttention,
   Result,
   Source,
-  TokenEmbedding,
   Tokens,
   ValueResidual,
 )
-from t2x.models import Block, Decoder, LanguageModel, ParallelBlock, Stack
+from t2x.models import Block, ParallelBlock, Stack
 
 WIDTH, HEADS, KV_HEADS, LENGTH = 16, 4, 2, 6
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -145,26 +145,8 @@ def test_learned_weights_stay_in_float32():
 
 @pytest.mark.parametrize('kind', [Block, ParallelBlock])
 def test_decoding_equals_the_forward_pass(kind):
-  model = moved(
-    LanguageModel(
-      d_model=WIDTH,
-      embedding=functools.partial(TokenEmbedding, vocab_size=9),
-      body=functools.partial(
-        Decoder,
-        stack=functools.partial(Stack, num_layers=3, blocks=[block(LearnedValueResidual, kind)]),
-      ),
-      rngs=nnx.Rngs(0),
-    )
-  )
-  ids = jnp.asarray([[1, 2, 3, 4, 5], [5, 3, 4, 2, 1]])
-  decode = jax.jit(lambda model, *inputs: model.decode(*inputs))
-  whole = jax.jit(lambda model: model(ids).x)(model)
-  logits, cache = decode(model, ids[:, :3], Tokens.row(3), model.init_cache(2, 8))
-  np.testing.assert_allclose(logits, whole[:, :3], rtol=1e-4, atol=2e-5)
-  model, cache = model.unstacked(cache)
-  for i in (3, 4):
-    logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((2, 1), i)), cache)
-    np.testing.assert_allclose(logits[:, 0], whole[:, i], rtol=1e-4, atol=2e-5)
+  blocks = [block(LearnedValueResidual, kind)]
+  check_decoding(moved(lm(WIDTH, vocab_size=9, num_layers=3, blocks=blocks)(rngs=nnx.Rngs(0))))
 
 
 def test_a_parallel_block_hands_the_values_on():

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import check_decoding
 from flax import nnx
+from tiny_lm import lm
 
 from t2x.base.errors import UserError
 from t2x.layers import (
@@ -20,11 +22,10 @@ from t2x.layers import (
   PreNorm,
   Result,
   Sinusoidal,
-  TokenEmbedding,
   Tokens,
   initialized,
 )
-from t2x.models import Block, Decoder, LanguageModel, Stack
+from t2x.models import Block, Stack
 
 WIDTH, LENGTH, STREAMS = 8, 5, 3
 KINDS = [HyperConnections, DynamicHyperConnections]
@@ -151,17 +152,6 @@ def test_dtype_of_the_streams_is_kept_and_dropout_needs_a_key(kind):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_decoding_equals_the_forward_pass(kind):
-  body = functools.partial(
-    Decoder, stack=functools.partial(Stack, num_layers=3, blocks=[block(kind)])
+  check_decoding(
+    moved(lm(WIDTH, vocab_size=9, num_layers=3, blocks=[block(kind)])(rngs=nnx.Rngs(0)))
   )
-  embedding = functools.partial(TokenEmbedding, vocab_size=9)
-  model = moved(LanguageModel(d_model=WIDTH, embedding=embedding, body=body, rngs=nnx.Rngs(0)))
-  ids = jnp.asarray([[1, 2, 3, 4, 5], [5, 3, 4, 2, 1]])
-  decode = jax.jit(lambda model, *inputs: model.decode(*inputs))
-  expected = jax.jit(lambda model: model(ids).x)(model)
-  logits, cache = decode(model, ids[:, :3], Tokens.row(3), model.init_cache(2, 8))
-  np.testing.assert_allclose(logits, expected[:, :3], rtol=1e-4, atol=2e-5)
-  model, cache = model.unstacked(cache)
-  for i in (3, 4):
-    logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((2, 1), i)), cache)
-    np.testing.assert_allclose(logits[:, 0], expected[:, i], rtol=1e-4, atol=2e-5)
