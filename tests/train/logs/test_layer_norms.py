@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from points import BATCH, points
-from t2x.train.layer_norms import LayerNorms
 from tiny_lm import causal_lm, full_rows, lm
 
 from t2x.layers import RoPE
