@@ -9,9 +9,7 @@ import numpy as np
 
 from t2x.layers import RoPE
 from t2x.parallel import Mesh
-from t2x.tasks import CausalLM
 from t2x.train import AdamW, Constant, Experiment, Trainer, Program
-from t2x.train import AdamW, Constant, Experiment, Trainer, TrainProgram
 from tiny_lm import causal_lm, full_rows, lm
 
 model = lm(vocab_size=264, num_layers=4, encoding=RoPE)
