@@ -8,17 +8,23 @@ from flax import nnx
 from t2x.data import Bytes, TextFiles
 from t2x.layers import (
   MLP,
+  LearnedGrid,
   LearnedPositions,
   MultiHeadAttention,
+  PatchEmbedding,
   ShawPositions,
   TokenEmbedding,
 )
 from t2x.models import (
   Block,
+  Classifier,
   Decoder,
+  Encoder,
+  EncoderDecoder,
   LanguageModel,
   Stack,
   TiedHead,
+  VisionTransformer,
 )
 from t2x.tasks import (
   CausalLM,
@@ -63,6 +69,29 @@ def language_model(
       embedding=embedding or functools.partial(TokenEmbedding, vocab_size=261, num_types=2),
       body=functools.partial(body, stack=stack(mixer, **settings), encoding=encoding, **own),
       head=head,
+      rngs=nnx.Rngs(0),
+    )
+  )
+
+
+def encoder_decoder(encoding=LEARNED, **settings):
+  settings = {
+    'd_model': 16,
+    'embedding': functools.partial(TokenEmbedding, vocab_size=261),
+    'encoder': functools.partial(Encoder, stack=stack(), encoding=encoding),
+    'decoder': functools.partial(Decoder, stack=stack(cross=attention()), encoding=encoding),
+  } | settings
+  return jax.eval_shape(lambda: EncoderDecoder(**settings, rngs=nnx.Rngs(0)))
+
+
+def vision_model():
+  return jax.eval_shape(
+    lambda: VisionTransformer(
+      d_model=16,
+      embedding=functools.partial(PatchEmbedding, patch_size=2, channels=1),
+      positions=functools.partial(LearnedGrid, height=4, width=4),
+      body=functools.partial(Encoder, stack=stack()),
+      head=functools.partial(Classifier, num_classes=10),
       rngs=nnx.Rngs(0),
     )
   )

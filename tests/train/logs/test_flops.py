@@ -15,10 +15,10 @@ from counted_models import (
   TABLE,
   TEXT,
   attention,
+  encoder_decoder,
   language_model,
-  stack,
+  vision_model,
 )
-from flax import nnx
 
 from t2x.data import BabelDates, Bytes, FullRows
 from t2x.layers import (
@@ -38,10 +38,8 @@ from t2x.layers import (
   FlowAttention,
   FullBias,
   GatedDeltaNet,
-  LearnedGrid,
   LightweightConvolution,
   LinearAttention,
-  PatchEmbedding,
   Plus,
   PlusAlpha,
   RandomScores,
@@ -55,14 +53,11 @@ from t2x.layers.parameters import param
 from t2x.models import (
   Block,
   Classifier,
-  Decoder,
   Encoder,
-  EncoderDecoder,
   LMHead,
   MixtureOfSoftmaxes,
   SequenceClassifier,
   TiedHead,
-  VisionTransformer,
 )
 from t2x.tasks import (
   CausalLM,
@@ -131,14 +126,7 @@ def test_a_mixture_asks_the_table_once_per_softmax():
 
 
 def pair(encoding=LEARNED, **settings):
-  table = functools.partial(TokenEmbedding, vocab_size=261)
-  settings = {
-    'd_model': 16,
-    'embedding': table,
-    'encoder': functools.partial(Encoder, stack=stack(), encoding=encoding),
-    'decoder': functools.partial(Decoder, stack=stack(cross=attention()), encoding=encoding),
-  } | settings
-  model = jax.eval_shape(lambda: EncoderDecoder(**settings, rngs=nnx.Rngs(0)))
+  model = encoder_decoder(encoding, **settings)
   task = Translation(source=BabelDates(), tokenizer=Bytes(), source_length=24, target_length=8)
   return flops_per_token(task, model).full
 
@@ -278,16 +266,7 @@ def test_relative_keys_meet_the_queries_of_every_head_and_layer():
 
 
 def test_images_are_counted_in_patches_and_class_tokens():
-  model = jax.eval_shape(
-    lambda: VisionTransformer(
-      d_model=16,
-      embedding=functools.partial(PatchEmbedding, patch_size=2, channels=1),
-      positions=functools.partial(LearnedGrid, height=4, width=4),
-      body=functools.partial(Encoder, stack=stack()),
-      head=functools.partial(Classifier, num_classes=10),
-      rngs=nnx.Rngs(0),
-    )
-  )
+  model = vision_model()
   task = ImageClassification(source=TEXT['source'], image_shape=(8, 8, 1), num_classes=10)
   products = 17 * 3 * (LAYER + 2 * 16 * 17) + 16 * 4 * 16 + 16 * 10
   assert flops_per_token(task, model).full == pytest.approx(6 * products / 17)

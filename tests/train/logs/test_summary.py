@@ -8,28 +8,12 @@ from pathlib import Path
 
 import jax
 import pytest
-from flax import nnx
+from counted_models import TEXT, attention, encoder_decoder, language_model, vision_model
 
-from t2x.data import Bytes, FullRows, TextFiles
+from t2x.data import FullRows
 from t2x.layers import (
-  MLP,
   Dense,
-  LearnedGrid,
   LearnedPositions,
-  MultiHeadAttention,
-  PatchEmbedding,
-  TokenEmbedding,
-)
-from t2x.models import (
-  Block,
-  Classifier,
-  Decoder,
-  Encoder,
-  EncoderDecoder,
-  LanguageModel,
-  Stack,
-  TiedHead,
-  VisionTransformer,
 )
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
@@ -46,45 +30,11 @@ from t2x.train.logs.summary import (
 from t2x.train.logs.writers import JsonLines
 from t2x.train.params import Blueprint
 
-# Projections and feed-forward of a layer of width 16 with a hidden dimension of 32.
-LAYER = 4 * 16 * 16 + 2 * 16 * 32
-TEXT = TextFiles(train='none')
-
-
-def parts(kernel=None, **settings):
-  """The pieces of tiny models: 3 layers, width 16."""
-  attention = functools.partial(MultiHeadAttention, num_heads=2, **(kernel or {}))
-  block = functools.partial(
-    Block, mixer=attention, feed_forward=functools.partial(MLP, hidden_dim=32)
-  )
-  stack = functools.partial(Stack, **{'num_layers': 3, 'blocks': [block]} | settings)
-  cross = functools.partial(Stack, num_layers=3, blocks=[functools.partial(block, cross=attention)])
-  table = functools.partial(TokenEmbedding, vocab_size=261, num_types=2)
-  return stack, cross, table
-
-
-LEARNED = functools.partial(LearnedPositions, max_length=64)
 LONG = functools.partial(LearnedPositions, max_length=4096)
 
 
-def decoder(head=TiedHead, kernel=None, encoding=LEARNED, **settings):
-  stack, _, table = parts(kernel, **settings)
-  body = functools.partial(Decoder, stack=stack, encoding=encoding)
-  return jax.eval_shape(
-    lambda: LanguageModel(d_model=16, embedding=table, body=body, head=head, rngs=nnx.Rngs(0))
-  )
-
-
-def encoder_decoder(encoding=LEARNED, **settings):
-  stack, cross, table = parts()
-  encoder = functools.partial(Encoder, stack=stack, encoding=encoding)
-  body = functools.partial(Decoder, stack=cross, encoding=encoding)
-  settings = {'d_model': 16, 'embedding': table, 'encoder': encoder, 'decoder': body} | settings
-  return jax.eval_shape(lambda: EncoderDecoder(**settings, rngs=nnx.Rngs(0)))
-
-
 def test_the_table_counts_every_parameter_and_names_stacked_layers():
-  model = decoder()
+  model = language_model()
   table = model_table(model)
   total = sum(leaf.size for leaf in jax.tree.leaves(model))
   assert table.splitlines()[-1].split() == ['total', f'{total:,}']
@@ -95,37 +45,27 @@ def test_the_table_counts_every_parameter_and_names_stacked_layers():
 
 
 def test_images_are_counted_in_patches():
-  stack, _, _ = parts()
-  model = jax.eval_shape(
-    lambda: VisionTransformer(
-      d_model=16,
-      embedding=functools.partial(PatchEmbedding, patch_size=2, channels=1),
-      positions=functools.partial(LearnedGrid, height=4, width=4),
-      body=functools.partial(Encoder, stack=stack),
-      head=functools.partial(Classifier, num_classes=10),
-      rngs=nnx.Rngs(0),
-    )
-  )
-  task = ImageClassification(source=TEXT, image_shape=(8, 8, 1), num_classes=10)
+  model = vision_model()
+  task = ImageClassification(source=TEXT['source'], image_shape=(8, 8, 1), num_classes=10)
   assert row_lengths(task, model) == {'': 17}
   assert attention_kernels(model, task)[0].startswith('Dense()')
 
 
 def test_the_kernel_chosen_by_auto_is_printed_with_its_reason():
-  long = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
-  assert 'Blockwise' in attention_kernels(decoder(encoding=LONG), long)[0]
-  assert '4096 x 4096' in attention_kernels(decoder(encoding=LONG), long)[0]
-  fixed = attention_kernels(decoder(encoding=LONG, kernel={'kernel': Dense()}), long)
+  long = CausalLM(**TEXT, length=4096)
+  assert 'Blockwise' in attention_kernels(language_model(encoding=LONG), long)[0]
+  assert '4096 x 4096' in attention_kernels(language_model(encoding=LONG), long)[0]
+  fixed = attention_kernels(language_model(encoding=LONG, mixer=attention(kernel=Dense())), long)
   assert len(fixed) == 1
   assert fixed[0].startswith('Dense() under')
 
 
 def test_the_kernel_is_chosen_for_rows_with_segments_or_without(monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  task = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
-  assert 'Blockwise' in attention_kernels(decoder(encoding=LONG), task, 'bfloat16')[0]
+  task = CausalLM(**TEXT, length=4096)
+  assert 'Blockwise' in attention_kernels(language_model(encoding=LONG), task, 'bfloat16')[0]
   task = dataclasses.replace(task, packing=FullRows)
-  assert attention_kernels(decoder(encoding=LONG), task, 'bfloat16')[0].startswith(
+  assert attention_kernels(language_model(encoding=LONG), task, 'bfloat16')[0].startswith(
     "XLA(implementation='cudnn')"
   )
 
@@ -156,7 +96,7 @@ class Program:
 def run_of(model, folder='runs/x', **settings):
   """A run without data and devices' memory."""
   run = object.__new__(BareRun)
-  run.task = CausalLM(source=TEXT, tokenizer=Bytes(), length=32)
+  run.task = CausalLM(**TEXT, length=32)
   run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
@@ -166,7 +106,7 @@ def run_of(model, folder='runs/x', **settings):
 
 @pytest.mark.parametrize('width', [80, 100])
 def test_the_start_screen_fits_in_a_few_lines(width):
-  run = run_of(decoder(), eval_every=4, eval_batches=3, ema_decay=0.9)
+  run = run_of(language_model(), eval_every=4, eval_batches=3, ema_decay=0.9)
   screen = start_screen(run, [{}] * 20, 5, width)
   text = re.sub('\n *', ' ', screen)
   for part in (
@@ -190,30 +130,30 @@ def test_the_start_screen_fits_in_a_few_lines(width):
 
 def test_the_flags_of_gpus_are_on_the_start_screen(monkeypatch):
   monkeypatch.setenv('JAX_OPTIMIZATION_LEVEL', 'O1')
-  run = run_of(decoder())
+  run = run_of(language_model())
   assert 'GPU flags' not in start_screen(run, [{}], 0, 100)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   assert re.search('GPU flags .*JAX_OPTIMIZATION_LEVEL=O1', start_screen(run, [{}], 0, 100))
 
 
 def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen():
-  run = run_of(decoder())
+  run = run_of(language_model())
   assert '3 x the multiply-adds' in parameter_screen(run)
-  assert model_table(decoder()) in parameter_screen(run)
+  assert model_table(language_model()) in parameter_screen(run)
   assert 'dtypes: compute in float32; parameters, logits, softmax' in parameter_screen(run)
   assert 'mixer.q.kernel' not in start_screen(run, [{}] * 20, 0, 80)
 
 
 def test_both_sides_of_an_encoder_decoder_have_their_layers_and_widths():
   run = run_of(encoder_decoder())
-  run.task = Translation(source=TEXT, tokenizer=Bytes(), source_length=24, target_length=8)
+  run.task = Translation(**TEXT, source_length=24, target_length=8)
   screen = start_screen(run, [{}], 0, 100)
   for part in ('encoder', 'decoder'):
     assert re.search(rf'\n {{12}}{part} [\d,]+: 3 layers, .*mlp 32', screen), screen
 
 
 def test_the_end_screen_has_time_best_and_last_metrics_folder_and_commands(tmp_path):
-  run = run_of(decoder(), tmp_path / 'a run', num_steps=1000)
+  run = run_of(language_model(), tmp_path / 'a run', num_steps=1000)
   lines = JsonLines(run.folder / 'metrics.jsonl')
   for step, loss in ((250, math.nan), (500, 1.25), (750, 1.25), (1000, 1.5)):
     lines.write(step, 'train', {'loss': 0.5})
