@@ -53,6 +53,17 @@ vocab_size = 261
 include '{configs}/models/small_encoder_without_head.gin'
 """
 
+PAIRS = """
+Experiment.evaluations = {{'translations': @Translations()}}
+Translations:
+  num_examples = 4
+  batch_size = 4
+TSV:
+  train = '{data}/train.tsv'
+  validation = '{data}/validation.tsv'
+vocab_size = 261
+"""
+
 EXPERIMENTS = {
   'causal_lm': """
 include '{configs}/models/small_decoder.gin'
@@ -79,15 +90,8 @@ Translation:
   source_length = 32
   target_length = 32
   strategy = @Greedy()
-Experiment.evaluations = {{'translations': @Translations()}}
-Translations:
-  num_examples = 4
-  batch_size = 4
-TSV:
-  train = '{data}/train.tsv'
-  validation = '{data}/validation.tsv'
-vocab_size = 261
-""",
+"""
+  + PAIRS,
   'prefix_lm': """
 include '{configs}/models/small_decoder.gin'
 Experiment.task = @PrefixLM()
@@ -101,15 +105,8 @@ PrefixLM:
 Decoder.pattern = @Or()
 Or.left = @Causal()
 Or.right = @Prefix()
-Experiment.evaluations = {{'translations': @Translations()}}
-Translations:
-  num_examples = 4
-  batch_size = 4
-TSV:
-  train = '{data}/train.tsv'
-  validation = '{data}/validation.tsv'
-vocab_size = 261
-""",
+"""
+  + PAIRS,
   'image_classification': """
 include '{configs}/models/small_vit.gin'
 include '{configs}/tasks/digits.gin'
