@@ -9,6 +9,19 @@ import numpy as np
 from t2x.layers import Cache, Call, Causal, Full, Slots, Tokens
 
 
+def moved(module, scale=0.4, seed=1):
+  """The module with noise added to its parameters: initial zeros and equal values would hide errors."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
+  )
+
+
+def double(leaf):
+  """A parameter in float64."""
+  return np.asarray(leaf[...], np.float64)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:

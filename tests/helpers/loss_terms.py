@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
@@ -192,8 +193,7 @@ def transformer(chunk=None, head=TiedHead, vocab_size=VOCAB, vocab_multiple=1):
     rngs=nnx.Rngs(0),
   )
   # Vectors of about length 1: norms of small ones enlarge rounding errors.
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), model)
+  return moved(model, scale=0.3, seed=0)
 
 
 def gradient(task, model, batch, accumulate=1, layout=None, teacher=None):

@@ -2,9 +2,9 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from applying import moved
 from flax import nnx
 
 from t2x.data import Bytes, Digits, FullRows, TextFiles
@@ -51,12 +51,6 @@ FEED_FORWARD = part(MLP, hidden_dim=16, **RATE)
 PARALLEL = part(ParallelBlock, mixer=ATTENTION, feed_forward=FEED_FORWARD, **RATE)
 
 
-def moved(model):
-  """Initial zeros would hide masks."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), model)
-
-
 def sublayers(**parts):
   return part(SublayerBlock, sublayers=parts, wiring=WIRING)
 
@@ -68,7 +62,7 @@ def language_model(stack):
   body = part(Decoder, stack=stack, input_dropout=0.2, final_dropout=0.2)
   embedding = part(TokenEmbedding, vocab_size=264)
   model = LanguageModel(d_model=WIDTH, embedding=embedding, body=body, rngs=nnx.Rngs(0))
-  return task, moved(model)
+  return task, moved(model, 0.3, 0)
 
 
 def mixers():
@@ -122,7 +116,9 @@ def images():
     rngs=nnx.Rngs(0),
   )
   settings = {'image_shape': (4, 4, 1), 'num_classes': 7, 'label_smoothing': 0.1}
-  return ImageClassification(source=Digits(), mixing=MixUp(alpha=1.0), **settings), moved(model)
+  return ImageClassification(source=Digits(), mixing=MixUp(alpha=1.0), **settings), moved(
+    model, 0.3, 0
+  )
 
 
 EXPERIMENTS = {

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from applying import applied, empty
+from applying import applied, empty, moved
 from flax import nnx
 from tiny_lm import lm
 
@@ -70,13 +70,6 @@ ENCODINGS = {
   'dense_plus': RoPE,
   'random_plus_alpha': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
 }
-
-
-def moved(module):
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), module
-  )
 
 
 def build(name, **settings):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -32,10 +32,7 @@ def build(**settings):
   part = MultiHeadAttention(
     WIDTH, num_heads=HEADS, num_kv_heads=KV_HEADS, rngs=nnx.Rngs(0), **settings
   )
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), part
-  )
+  return moved(part)
 
 
 def double(variable):

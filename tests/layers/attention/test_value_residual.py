@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, check_decoding
+from applying import applied, check_decoding, moved
 from flax import nnx
 from tiny_lm import lm
 
@@ -29,13 +29,6 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.fl
 KINDS = {'fixed': ValueResidual, 'learned': LearnedValueResidual}
 
 
-def moved(module):
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.3 * rng.normal(size=leaf.shape), leaf.dtype), module
-  )
-
-
 def block(values=None, kind=Block, kv_heads=KV_HEADS):
   return functools.partial(
     kind,
@@ -48,7 +41,9 @@ def block(values=None, kind=Block, kv_heads=KV_HEADS):
 
 def build(kind='learned', blocks=None, num_layers=3, **settings):
   blocks = [block(KINDS[kind])] if blocks is None else blocks
-  return moved(Stack(WIDTH, num_layers=num_layers, blocks=blocks, rngs=nnx.Rngs(0), **settings))
+  return moved(
+    Stack(WIDTH, num_layers=num_layers, blocks=blocks, rngs=nnx.Rngs(0), **settings), scale=0.3
+  )
 
 
 def run(stack, x):
@@ -146,7 +141,9 @@ def test_learned_weights_stay_in_float32():
 @pytest.mark.parametrize('kind', [Block, ParallelBlock])
 def test_decoding_equals_the_forward_pass(kind):
   blocks = [block(LearnedValueResidual, kind)]
-  check_decoding(moved(lm(WIDTH, vocab_size=9, num_layers=3, blocks=blocks)(rngs=nnx.Rngs(0))))
+  check_decoding(
+    moved(lm(WIDTH, vocab_size=9, num_layers=3, blocks=blocks)(rngs=nnx.Rngs(0)), scale=0.3)
+  )
 
 
 def test_a_parallel_block_hands_the_values_on():

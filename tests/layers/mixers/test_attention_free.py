@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -46,11 +46,8 @@ run = jax.jit(applied, static_argnames='pattern')
 
 def build(name, **settings):
   bias, num_heads = BIASES[name]
-  rng = np.random.default_rng(1)
   mixer = AttentionFree(WIDTH, bias=bias, num_heads=num_heads, rngs=nnx.Rngs(0), **settings)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 def tokens_of(segments):
@@ -60,10 +57,6 @@ def tokens_of(segments):
     for number in np.unique(segment):
       row[segment == number] = np.arange((segment == number).sum())
   return Tokens(jnp.asarray(positions), jnp.asarray(segments))
-
-
-def double(leaf):
-  return np.asarray(leaf[...], np.float64)
 
 
 def pair_biases(name, bias, positions, heads):

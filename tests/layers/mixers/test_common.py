@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty, gradient_bytes
+from applying import applied, empty, gradient_bytes, moved
 from contract_parts import PARTS
 from flax import nnx
 
@@ -39,11 +39,8 @@ run = jax.jit(applied, static_argnames='pattern')
 
 
 def build(name, **settings):
-  rng = np.random.default_rng(1)
   mixer = PARTS[name]['build'](WIDTH, rngs=nnx.Rngs(0), **settings)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 # Mixers that follow only Full() and Causal(), or only one of them, and another pattern.

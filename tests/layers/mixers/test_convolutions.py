@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -28,12 +28,9 @@ POSITIONS = np.asarray([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]])
 
 
 def build(kind, kernel_size, **settings):
-  rng = np.random.default_rng(1)
   settings = {'num_heads': HEADS, 'kernel_size': kernel_size} | settings
   mixer = kind(WIDTH, rngs=nnx.Rngs(0), **settings)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 def double(array):

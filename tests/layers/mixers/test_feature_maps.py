@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import applied, double, empty, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -34,10 +34,7 @@ def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=SEED, **setti
   """A mixer with queries and keys of about unit variance."""
   features = functools.partial(features, num_features=num_features, seed=seed, **settings)
   mixer = LinearAttention(WIDTH, num_heads=HEADS, features=features, chunk=chunk, rngs=nnx.Rngs(0))
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer, scale=0.1)
 
 
 def seen(tokens, pattern):
@@ -61,9 +58,6 @@ def log_weights(q, k, omega=None):
 
 def over_pairs(mixer, x, pairs, log_weights):
   """Attention with these weights over all pairs of tokens, in float64; zeros for queries that see nothing."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def project(linear):
     return np.einsum('bnm,mhd->bnhd', x, double(linear.kernel)) + double(linear.bias)

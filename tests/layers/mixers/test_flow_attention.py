@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -23,10 +23,7 @@ run = jax.jit(applied, static_argnames='pattern')
 
 def build(**settings):
   mixer = FlowAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0), **settings)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 def flow_attention(q, k, v, eps=1e-6):
@@ -60,9 +57,6 @@ def causal_flow_attention(q, k, v, eps=1e-6):
 
 def by_segment(mixer, x, segments, attend):
   """Applies the formula to each head and each segment of each row; padding gets zeros."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def project(linear):
     return np.einsum('bnm,mhd->bnhd', x, double(linear.kernel)) + double(linear.bias)

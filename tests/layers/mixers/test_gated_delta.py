@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, check_decoding
+from applying import applied, check_decoding, double, moved
 from flax import nnx
 from tiny_lm import lm
 
@@ -30,13 +30,6 @@ ONES = np.ones((2, LENGTH), int)
 
 run = jax.jit(applied, static_argnames='pattern')
 rule = jax.jit(gated_delta_rule, static_argnames='chunk')
-
-
-def moved(module):
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), module
-  )
 
 
 def build(**settings):
@@ -92,9 +85,6 @@ def test_chunks_equal_the_recurrence(segments, chunk, decay):
 
 def layer(mixer, x, positions, segments):
   """The layer in float64; the convolution sees the tokens at the preceding indices and positions."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def sigmoid(a):
     return 1 / (1 + np.exp(-a))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import applied, double, empty, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -26,22 +26,12 @@ TOKENS = {
 run = jax.jit(applied, static_argnames='pattern')
 
 
-def moved(module):
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), module
-  )
-
-
 def build(**settings):
   return moved(LinearAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0), **settings))
 
 
 def quadratic(mixer, x, segments, is_causal):
   """The definition, over all pairs of tokens, in float64; padding gets zeros before the projection."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def project(linear):
     return np.einsum('bnm,mhd->bnhd', x, double(linear.kernel)) + double(linear.bias)

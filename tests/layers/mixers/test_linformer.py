@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -25,17 +25,11 @@ def build(**settings):
     rngs=nnx.Rngs(0),
     **settings,
   )
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 def formula(mixer, x):
   """softmax(q (E'k)' / sqrt(d)) F'v in float64 for rows without padding, head by head."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def project(linear, head):
     return x @ double(linear.kernel)[:, head] + double(linear.bias)[head]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, growth
+from applying import applied, double, growth, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -23,14 +23,7 @@ run = jax.jit(applied, static_argnames='pattern')
 def build(**settings):
   settings = {'num_heads': HEADS, 'num_buckets': 4, 'rounds': 3, 'chunk': 3, **settings}
   mixer = LSHAttention(WIDTH, use_bias=True, out_bias=True, rngs=nnx.Rngs(0), **settings)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
-
-
-def double(leaf):
-  return np.asarray(leaf[...], np.float64)
+  return moved(mixer)
 
 
 def attend_token(q, v, candidates, place, chunk, is_causal):

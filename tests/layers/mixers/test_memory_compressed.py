@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import State, applied, empty
+from applying import State, applied, double, empty
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -35,9 +35,6 @@ def build(ratio=RATIO, **settings):
 
 def formula(mixer, x, is_causal):
   """Section 4.2.3 of the paper in float64 for one row without padding, query by query."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   def compressed(values, conv, null, head):
     blocks, filters = [double(null)[head]], double(conv.kernel)[head]

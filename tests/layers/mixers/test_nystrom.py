@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, double
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -43,9 +43,6 @@ def softmax(scores):
 
 def formula(mixer, x):
   """Equations 10 and 11 and the convolution in float64 for one row without padding, head by head."""
-
-  def double(leaf):
-    return np.asarray(leaf[...], np.float64)
 
   x, total = np.asarray(x, np.float64), double(mixer.out.bias)
   segment = [place * 4 // len(x) for place in range(len(x))]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from applying import growth
+from applying import double, growth, moved
 from flax import nnx
 
 from t2x.layers import Call, Causal, Full, RoutingAttention, Tokens
@@ -27,14 +27,7 @@ def run(mixer, x, tokens, pattern=Full()):
 def build(**settings):
   settings = {'num_heads': HEADS, 'num_clusters': CLUSTERS, 'window': WINDOW, **settings}
   mixer = RoutingAttention(WIDTH, commitment=0.5, rngs=nnx.Rngs(0), **settings)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
-
-
-def double(leaf):
-  return np.asarray(leaf[...], np.float64)
+  return moved(mixer)
 
 
 def normalized(a):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, growth
+from applying import applied, double, growth, moved
 from flax import nnx
 
 from t2x.layers import Causal, Full, SinkhornAttention, Tokens
@@ -22,14 +22,7 @@ run = jax.jit(applied, static_argnames='pattern')
 def build(**settings):
   settings = {'num_heads': HEADS, 'block': BLOCK, 'iterations': 3, 'temperature': 0.2, **settings}
   mixer = SinkhornAttention(WIDTH, rngs=nnx.Rngs(0), **settings)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
-
-
-def double(leaf):
-  return np.asarray(leaf[...], np.float64)
+  return moved(mixer)
 
 
 def sorting_matrix(q, k, present, is_causal):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -52,12 +52,9 @@ TOKENS = {'plain': Tokens.row(LENGTH), 'packed': PACKED}
 
 def build(source='random', mix='replace', **settings):
   """A synthesizer, every parameter moved away from where it starts."""
-  rng = np.random.default_rng(1)
   settings = {'num_heads': HEADS, 'scores': SOURCES[source], 'mix': MIXES[mix]} | settings
   mixer = Synthesizer(WIDTH, rngs=nnx.Rngs(0), **settings)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), mixer
-  )
+  return moved(mixer)
 
 
 run = jax.jit(applied, static_argnames='pattern')
