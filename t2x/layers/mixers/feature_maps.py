@@ -70,12 +70,10 @@ class EluPlusOne(nnx.Module):
     self.num_features = head_dim
 
   def queries(self, q: Heads) -> Heads:
-    """Returns the features of queries."""
     # exp(x) for x < 0 avoids the rounding errors of elu(x) + 1.
     return jnp.where(q > 0, q + 1, jnp.exp(jnp.where(q > 0, 0, q)))
 
   def keys(self, k: Heads) -> tuple[Heads, None]:
-    """Returns the features of keys."""
     return self.queries(k), None
 
 
@@ -189,11 +187,9 @@ class DirectedFeatures:
     return self.features.num_features
 
   def queries(self, q: Heads) -> Features:
-    """Returns the features of queries."""
     return self.features.queries(q, self.omega)
 
   def keys(self, k: Heads) -> tuple[Features, Logs | None]:
-    """Returns the features of keys and the logarithms of their factors."""
     return self.features.keys(k, self.omega)
 
 
@@ -227,11 +223,9 @@ class ReluFeatures(RandomFeatures):
   """
 
   def of_queries(self, logits: Features) -> Features:
-    """Returns the features of queries."""
     return jax.nn.relu(logits) + 1e-3
 
   def of_keys(self, logits: Features, k: Heads) -> tuple[Features, None]:
-    """Returns the features of keys."""
     return self.of_queries(logits), None
 
 

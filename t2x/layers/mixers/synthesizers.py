@@ -49,7 +49,6 @@ class Replace(nnx.Module):
     pass
 
   def __call__(self, dots: PairScores | None, synthetic: PairScores) -> PairScores:
-    """Returns `synthetic`."""
     return synthetic
 
 
@@ -63,7 +62,6 @@ class Plus(nnx.Module):
     pass
 
   def __call__(self, dots: PairScores, synthetic: PairScores) -> PairScores:
-    """Returns the sum."""
     return dots + synthetic
 
 

@@ -64,7 +64,6 @@ class TokenShift(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    """See `Sublayer.reads`."""
     return (self.sublayer.reads | {'pattern'}) - {'source'}
 
   @property
@@ -73,7 +72,6 @@ class TokenShift(nnx.Module):
     return self.sublayer.max_length
 
   def init_extras(self, x: Hidden) -> dict[str, Array]:
-    """Returns the extras of the sublayer; see `ExtrasSublayer`."""
     sublayer: ExtrasSublayer = self.sublayer
     return sublayer.init_extras(x)
 
