@@ -61,7 +61,7 @@ class RewritingSource(Source):
   def splits(self) -> tuple[str, ...]:
     return self.source.splits()
 
-  def load(self, split: str) -> Sequence[Example]:
+  def load(self, split):
     return _Rewritten(self, self.source.load(split))
 
   def fingerprint(self) -> str:
