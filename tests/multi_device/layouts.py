@@ -84,7 +84,7 @@ def born_sharded(config, folder):
   run = TrainingRun(read_config([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
   abstract = run.program.abstract
   shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract, {}))
-  init = jax.jit(run.program.initial, out_shardings=shardings)
+  init = jax.jit(run.program._initial, out_shardings=shardings)
   memory = init.lower(jax.random.key(0)).compile().memory_analysis()
   whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.params))
   return memory.temp_size_in_bytes + memory.output_size_in_bytes, whole
