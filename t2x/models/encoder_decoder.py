@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
@@ -140,12 +140,6 @@ class EncoderDecoder(LogitModel):
     decoder, cache = self.decoder.unstacked(cache)
     return replace_parts(self, decoder=decoder), cache
 
-  def decode(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens,
-    cache: BodyCache,
-    last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+  def _continued(self, ids, tokens, cache):
     embedded, tokens = self.output_embedding(ids, tokens)
-    return self._decoded(self.decoder(embedded, None, tokens=tokens, cache=cache), last)
+    return self.decoder(embedded, None, tokens=tokens, cache=cache)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
@@ -64,13 +64,7 @@ class GlobalTokens(nnx.Module):
     self.num_types = self.embedding.num_types
     self.vectors = param(init, (n, d_model), ('extra', 'embed'), rngs, kind='vector')
 
-  def __call__(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens | None = None,
-    *,
-    types: Int[Array, 'batch length'] | None = None,
-  ) -> tuple[Float[Array, 'batch extended d_model'], Tokens]:
+  def __call__(self, ids, tokens=None, *, types=None):
     """Returns the vectors of the global tokens and of `ids`, and their metadata, with the length n + length."""
     x, tokens = self.embedding(ids, tokens, types=types)
     first = broadcast(self.vectors[...], (len(x), self.n, x.shape[-1]), x.dtype)

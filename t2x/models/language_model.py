@@ -69,10 +69,20 @@ class LogitModel(nnx.Module):
     head = with_logits(self.head)
     return head.cross_entropy(x, self.output_embedding, labels, weights, **settings)
 
-  def _decoded(self, out: Output, last: Int[Array, ' batch'] | None) -> tuple[Array, BodyCache]:
-    """Returns the logits of all tokens, or of token `last` of each row, and the new cache."""
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: BodyCache,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    out = self._continued(ids, tokens, cache)
     x = out.x if last is None else select(out.x, last[:, None])
     return self.logits(x), out.cache
+
+  def _continued(self, ids: Array, tokens: Tokens, cache: BodyCache) -> Output:
+    """Returns the hidden vectors of tokens that continue the cached tokens, and the new cache."""
+    raise NotImplementedError
 
 
 class LanguageModel(LogitModel):
@@ -177,11 +187,5 @@ class LanguageModel(LogitModel):
     body, cache = self.body.unstacked(cache)
     return replace_parts(self, body=body), cache
 
-  def decode(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens,
-    cache: BodyCache,
-    last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
-    return self._decoded(self.hidden(ids, tokens=tokens, cache=cache), last)
+  def _continued(self, ids, tokens, cache):
+    return self.hidden(ids, tokens=tokens, cache=cache)

@@ -88,13 +88,7 @@ class VisionTransformer(nnx.Module):
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'), record=record)
 
-  def __call__(
-    self,
-    images: Float[Array, 'batch height width channels'],
-    *,
-    key: Array | None = None,
-    record: frozenset[str] = frozenset(),
-  ) -> Output:
+  def __call__(self, images, *, key=None, record=frozenset()):
     """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head; see `hidden`."""
     out = self.hidden(images, key=key, record=record)
     x = self.pool(out.x)

@@ -61,11 +61,7 @@ class GatedHeads(nnx.Module):
     axes, shape = ('embed', *self.axes), (num_heads, head_dim)[: len(self.axes)]
     self.gate = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
 
-  def __call__(
-    self,
-    y: Float[Array, 'batch length heads head_dim'],
-    x: Float[Array, 'batch length d_model'],
-  ) -> Float[Array, 'batch length heads head_dim']:
+  def __call__(self, y, x):
     gate = jax.nn.sigmoid(self.gate(x))
     return y * gate.reshape(*y.shape[:3], -1)
 
@@ -102,9 +98,5 @@ class NormedHeads(nnx.Module):
   ):
     self.norm = norm_over('features', norm, num_heads * head_dim, rngs)
 
-  def __call__(
-    self,
-    y: Float[Array, 'batch length heads head_dim'],
-    x: Float[Array, 'batch length d_model'],
-  ) -> Float[Array, 'batch length heads head_dim']:
+  def __call__(self, y, x):
     return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
