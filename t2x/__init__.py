@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from t2x.experiments import load, read_config, read_experiment
+  from t2x.api import load, read_config, read_experiment
 
 __version__ = '0.1.0'
 __all__ = ['load', 'read_config', 'read_experiment']
