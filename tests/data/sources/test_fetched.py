@@ -11,12 +11,12 @@ from t2x.data import (
   BrownWords,
   FactbookSpans,
   SentimentSnippets,
+  Source,
   brown_tags,
   name_spans,
   parts_of_speech,
 )
 from t2x.data.samples.sentiment import FILES
-from t2x.data.sources import Source
 from t2x.data.sources.held_out import split_of
 
 

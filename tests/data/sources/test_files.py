@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from t2x.data.sources import CSV, TSV, JsonLines, Source, TextFiles
+from t2x.data import CSV, TSV, JsonLines, Source, TextFiles
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, Digits, StandardLibrary
+from t2x.data import Batches, Digits, HeldOut, JsonLines, Part, Source, StandardLibrary, TextFiles
 from t2x.data.samples import libreoffice, standard_library
-from t2x.data.sources import HeldOut, JsonLines, Part, Source, TextFiles
 from t2x.data.sources.held_out import BUCKETS, SPLITS, split_of
 from t2x.experiments import read_experiment
 

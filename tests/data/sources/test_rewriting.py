@@ -8,8 +8,7 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.base.errors import UserError
-from t2x.data import Digits
-from t2x.data.sources import Resized, Source
+from t2x.data import Digits, Resized, Source
 
 
 def resized(image, height, width):

@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from t2x.data import BabelDates, Digits, StandardLibrary
+from t2x.data import BabelDates, Digits, Source, StandardLibrary
 from t2x.data.samples import babel_dates
-from t2x.data.sources import Source
 
 
 def test_standard_library_files_are_in_one_split_each():

@@ -2,8 +2,7 @@
 
 import pickle
 
-from t2x.data import Batches, Digits
-from t2x.data.sources import Part, Source, TextFiles
+from t2x.data import Batches, Digits, Part, Source, TextFiles
 
 
 def images(split='train', **examples):

@@ -8,8 +8,7 @@ import pytest
 from scipy import ndimage
 
 from t2x.base.errors import UserError
-from t2x.data import Digits
-from t2x.data.sources import AssociativeRecall, ListOps, Pathfinder, PixelText
+from t2x.data import AssociativeRecall, Digits, ListOps, Pathfinder, PixelText
 
 SMALL = {'train': 40, 'test': 20}
 

@@ -9,8 +9,7 @@ import pytest
 import tiny_builders
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, LabelledWords, SpanWindows, token_rows
-from t2x.data.sources import TFDS
+from t2x.data import TFDS, Bytes, LabelledWords, SpanWindows, token_rows
 
 BYTES = Bytes().train([])
 
