@@ -1,7 +1,6 @@
 """The training loop of every task: train, log, checkpoint, evaluate."""
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +26,6 @@ from t2x.train.recovery import read_skips, record_fault, roll_back
 from t2x.train.run import TrainingRun
 
 __all__ = ['train']
-
-# Only `jax.device_get` may copy an array to the host.
-_no_copies = functools.partial(jax.transfer_guard_device_to_host, 'disallow')
 
 
 def train(
@@ -152,6 +148,11 @@ def _train(
     run.checkpoints.wait()
     logger.end_screen(metrics)
   return metrics
+
+
+def _no_copies() -> contextlib.AbstractContextManager[None]:
+  # Only `jax.device_get` may copy an array to the host.
+  return jax.transfer_guard_device_to_host('disallow')
 
 
 def _is_eval_step(trainer: Trainer, step: int) -> bool:

@@ -11,8 +11,9 @@ from t2x.base.errors import UserError
 from t2x.layers.arrays import named_leaves
 from t2x.parallel import Mesh, batch_sharding, state_shardings
 from t2x.train.checkpoints.store import Checkpoints
-from t2x.train.optimizers import Adafactor, AdamW, Muon
+from t2x.train.optimizers import Adafactor, AdamW, Muon, build_optimizer
 from t2x.train.params import Blueprint
+from t2x.train.schedules import Constant
 
 spec = importlib.util.spec_from_file_location('models', sys.argv[1])
 models = importlib.util.module_from_spec(spec)
@@ -24,7 +25,9 @@ infos = Blueprint(jax.eval_shape(lambda: models.TinyModel(8, nnx.Rngs(0)))).info
 def init(optimizer):
   def of(key):
     params = dict(named_leaves(models.TinyModel(8, nnx.Rngs(key))))
-    rule = optimizer.build(lambda step: 1e-3, infos)
+    rule = build_optimizer(
+      optimizer, Constant(peak=1e-3), clip_norm=None, num_steps=1, infos=infos
+    )
     return {'params': params, 'opt_state': rule.init(params), 'key': key, 'step': jnp.zeros((), int)}
   return of
 
