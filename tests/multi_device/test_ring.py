@@ -49,7 +49,10 @@ def test_all_cases(add_row):
     add_row(
       'largest difference; bytes moved',
       name,
-      (case['difference'], moved_along_rows(case['collectives'])),
+      {
+        'difference': f'{case["difference"]:.1e}',
+        'bytes': str(moved_along_rows(case['collectives'])),
+      },
     )
     check(case, name)
   sent = {
