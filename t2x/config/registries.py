@@ -46,8 +46,8 @@ class Registry:
     return registry
 
   def add(self, module: types.ModuleType, alias: str | None = None) -> None:
-    """Adds the exports of a module: its `__all__`, or that of its modules, else the public classes and functions
-    it defines."""
+    """Adds the exports of a module: its `__all__`, else the public classes and functions that it defines, and what it
+    re-exports of the `__all__` of its modules."""
     for name in _exported(module):
       self.add_object(alias or module.__name__, name, getattr(module, name))
 
@@ -153,15 +153,14 @@ def _exported(module: types.ModuleType) -> list[str]:
   # A package exports what it re-exports of its modules.
   inside = [m for name, m in list(sys.modules.items()) if name.startswith(f'{module.__name__}.')]
   listed = {name for m in inside for name in getattr(m, '__all__', ())}
-  if listed:
-    return sorted(name for name in listed if hasattr(module, name))
 
   def own(obj):
     home = getattr(obj, '__module__', None) or ''
     is_plain = inspect.isclass(obj) or inspect.isfunction(obj)
     return is_plain and (home + '.').startswith(module.__name__ + '.')
 
-  return [name for name, obj in vars(module).items() if not name.startswith('_') and own(obj)]
+  names = {name: obj for name, obj in vars(module).items() if not name.startswith('_')}
+  return [name for name, obj in names.items() if name in listed or own(obj)]
 
 
 def _is_part(obj: Any) -> bool:
