@@ -54,11 +54,13 @@ class StepContext:
     scalars: float32 scalars by name of the `Hyperparameter`.
     layout: sharding of the activations, a `t2x.layers.constraints.Layout`; None leaves it to the compiler.
     step: number of train steps taken, int32 []; None outside of a train step.
+    plain: whether operations with gradients of their own are replaced by plain ones.
   """
 
   scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   layout: Any = None
   step: Any = None
+  plain: bool = False
 
 
 # The only context variable that a step reads.

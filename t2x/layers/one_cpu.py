@@ -10,38 +10,30 @@ measurements.
 """
 
 import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
+from t2x.base.hyperparameters import in_step, step_context
 from t2x.layers.constraints import num_devices
 
-_PLAIN: contextvars.ContextVar[bool] = contextvars.ContextVar('plain', default=False)
 
-
-@contextlib.contextmanager
-def plain_operations() -> Iterator[None]:
+def plain_operations() -> contextlib.AbstractContextManager[None]:
   """Replaces operations with gradients of their own by plain ones in everything traced in the context, which then has
   forward-mode derivatives too (`jax.jvp`).
 
   Enter it inside a traced function: a compiled function is not traced again.
   """
-  token = _PLAIN.set(True)
-  try:
-    yield
-  finally:
-    _PLAIN.reset(token)
+  return in_step(plain=True)
 
 
 def is_plain() -> bool:
   """Returns whether the program is traced with `plain_operations`."""
-  return _PLAIN.get()
+  return step_context().plain
 
 
 def on_one_cpu() -> bool:
