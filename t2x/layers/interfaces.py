@@ -288,21 +288,22 @@ class BranchWiring(Wiring, Protocol):
 
 @runtime_checkable
 class Merge(Protocol):
-  """Merges neighbouring tokens into wider ones. Built as `Merge(d_model, rngs=rngs)`.
+  """Layer between two stages, which merges neighbouring tokens or changes the width. Built as `Merge(d_model, rngs=rngs)`.
 
   Attributes:
     num_merged: number of tokens that are merged into one.
+    keeps_tokens: whether the output has the tokens of the input, and each output depends only on its own token, so
+      that the stages can share a cache.
   """
 
   num_merged: int
+  keeps_tokens: bool
 
   @property
   def output_dim(self) -> int:
     """Width of the output."""
     ...
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
-    """Returns the merged vectors and their metadata."""
+  def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
+    """Returns the vectors [batch, merged, output_dim], and the metadata of their tokens unless it keeps them."""
     ...

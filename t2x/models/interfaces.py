@@ -130,7 +130,7 @@ class LayerStack(Protocol):
     ...
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
-    """Returns empty caches of the layers."""
+    """Returns empty caches of the layers, a list over `blocks`."""
     ...
 
   def source_cache(self, source: Source) -> Any:
@@ -138,7 +138,7 @@ class LayerStack(Protocol):
     ...
 
   def unstacked(self) -> Any:
-    """Returns the layers separately, for decoding token by token."""
+    """Returns a stack of the layers separately, for decoding token by token."""
     ...
 
   def unstacked_cache(self, cache: Any) -> Any:

@@ -21,7 +21,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer, recorded_by
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
-from t2x.models.stack import Stack, randomness, restrict_call
+from t2x.models.stack import Stack, check_unread, randomness, reads_of, restrict_call
 
 __all__ = ['ReversibleStack', 'concatenated_streams', 'mean_of_streams']
 
@@ -168,7 +168,7 @@ class ReversibleStack(Stack):
       )
     if cache is not None or call.record:
       return super().__call__(x, call, cache)
-    self._check_unread(call)
+    check_unread(call, reads_of(self.blocks))
     numbers, _, keys, rates = self._per_repeat(None, call.key)
     per_repeat = numbers, keys, rates
     branches, arrays = self._branches(x, call, per_repeat)

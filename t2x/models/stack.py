@@ -7,7 +7,7 @@ Examples: dense and local blocks in turn as in GPT-3, one shared group as in ALB
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -188,32 +188,13 @@ class Stack(nnx.Module):
     lengths = [block.max_length for block in self.blocks]
     return min((length for length in lengths if length is not None), default=None)
 
-  def _check_unread(self, call: Call) -> None:
-    """Raises UserError if no block reads the source, encoding or a recorded name of `call`."""
-    reads = frozenset().union(*(block.reads for block in self.blocks))
-    if call.source is not None and 'source' not in reads:
-      raise UserError(
-        'no block of this stack has cross-attention, so the source would be ignored: bind '
-        'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
-      )
-    if call.encoding is not None and 'encoding' not in reads:
-      name = type(call.encoding).__name__
-      raise UserError(
-        f'{name} acts in the layers, but no block of this stack reads it: choose an encoding '
-        'that is added to the embeddings, or a mixer that reads positions'
-      )
-    names = {name.removeprefix('record.') for name in reads if name.startswith('record.')}
-    unknown = call.record - names - {'hidden'}
-    if unknown:
-      raise UserError(f'no part of this stack records {", ".join(sorted(unknown))}')
-
   def source_cache(self, source: Source) -> list[dict[str, Cache]]:
     """Returns the keys and values of the source, stacked as in `init_cache`.
 
     Raises:
       UserError: no block reads a source.
     """
-    self._check_unread(Call(source.tokens, source=source))
+    check_unread(Call(source.tokens, source=source), reads_of(self.blocks))
     per_repeat = self.num_repeats // self.num_groups
 
     def block_cache(block):
@@ -254,7 +235,7 @@ class Stack(nnx.Module):
     Raises:
       UserError: no block reads the source, the encoding or a recorded name of `call`, or a block raises it.
     """
-    self._check_unread(call)
+    check_unread(call, reads_of(self.blocks))
 
     def repeat(blocks, stream, per_repeat):
       number, caches, keys, rates = per_repeat
@@ -343,6 +324,10 @@ class Layers(nnx.Module):
     self.num_blocks = num_blocks
     self.initial = initial
 
+  @property
+  def blocks(self) -> Sequence[Layer]:
+    return self.layers
+
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
@@ -358,6 +343,34 @@ class Layers(nnx.Module):
       stream, result = stream.apply(layer, layer_call, own)
       new.append(result.cache)
     return Result(stream.output, new)
+
+
+def reads_of(layers: Iterable[Layer]) -> frozenset[str]:
+  """Returns the names of the fields of `Call` that any of the layers reads."""
+  return frozenset().union(*(layer.reads for layer in layers))
+
+
+def recordable(reads: Collection[str]) -> frozenset[str]:
+  """Returns the names of the arrays that a stack can record whose blocks read these fields."""
+  names = (name.removeprefix('record.') for name in reads if name.startswith('record.'))
+  return frozenset({'hidden', *names})
+
+
+def check_unread(call: Call, reads: Collection[str]) -> None:
+  """Raises UserError if the source, encoding or a recorded name of `call` is not among the fields read by a stack."""
+  if call.source is not None and 'source' not in reads:
+    raise UserError(
+      'no block of this stack has cross-attention, so the source would be ignored: bind '
+      'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
+    )
+  if call.encoding is not None and 'encoding' not in reads:
+    name = type(call.encoding).__name__
+    raise UserError(
+      f'{name} acts in the layers, but no block of this stack reads it: choose an encoding '
+      'that is added to the embeddings, or a mixer that reads positions'
+    )
+  if unknown := call.record - recordable(reads):
+    raise UserError(f'no part of this stack records {", ".join(sorted(unknown))}')
 
 
 def restrict_call(call: Call, layer: Layer) -> Call:

@@ -13,17 +13,24 @@ from t2x.experiments import read_config
 from t2x.layers import (
   MLP,
   Admin,
+  Call,
   DeepNorm,
   Full,
   LearnedGrid,
+  Linear,
   MultiHeadAttention,
   PatchEmbedding,
   RandomScores,
+  Result,
+  RoPE,
   SwitchFeedForward,
   Synthesizer,
+  T5Bias,
+  Tokens,
   Window,
   depth_scaled,
   named_key,
+  normal,
 )
 from t2x.models import (
   Block,
@@ -79,8 +86,10 @@ def test_stages_are_stacks_with_a_merge_between(make):
   plain = Encoder(make.width, stack=stack(), final_norm=None, rngs=nnx.Rngs(0))
   first, second = model.body.stack.stages
   plain.stack = first
-  x, merged = model.body.stack.merges[0](plain(x, tokens=tokens).x, tokens)
+  result = model.body.stack.merges[0](plain(x, tokens=tokens).x, Call(tokens))
+  merged = result.tokens
   plain.stack = second
+  x = result.x
   x = model.body.final_norm(plain(x, tokens=merged).x)
   np.testing.assert_allclose(out.x, x, atol=1e-5)
   assert out.x.shape == (3, 4, 2 * make.width) and model.body.output_dim == 2 * make.width
@@ -163,7 +172,7 @@ def test_lengths_and_patterns_match_all_stages(make):
 
 def test_a_cache_is_refused(make):
   body = make.built(functools.partial(Decoder, make.width, stack=stages()))
-  with pytest.raises(UserError, match='Stages has no cache'):
+  with pytest.raises(UserError, match=r'@PatchMerging changes the tokens, so the stages have no'):
     body.init_cache(2, 8, jnp.float32)
 
 
@@ -213,24 +222,42 @@ def test_a_config_selects_stages(tmp_path, request):
   assert second.shape[1] == 2 * first.shape[1] and second.shape[2] == 8
 
 
+FIRST_DENSE = """
+include '{root}/configs/models/small_switch.gin'
+
+Decoder.stack = @Stages
+Stages:
+  stages = [@first/Stack, @Stack]
+  merge = [None]
+  pattern = [@Window(), @Full()]
+  encoding = [None, @T5Bias]
+Window.size = 8
+T5Bias:
+  num_heads = 4
+  bidirectional = False
+first/Stack:
+  num_layers = 2
+  blocks = [@Block]
+num_layers = 4
+"""
+
+
+def test_a_config_selects_first_layers_of_another_kind(tmp_path, request):
+  file = tmp_path / 'first_dense.gin'
+  file.write_text(FIRST_DENSE.format(root=request.config.rootpath))
+  model = read_config([file]).build().shapes()
+  infos = Blueprint(model).infos
+  assert infos['body.stack.stages.0.blocks.0.feed_forward.up.kernel'].layers == ((0,), (1,))
+  assert infos['body.stack.stages.1.blocks.1.feed_forward.up'].layers == ((3,), (5,))
+  assert 'body.stack.encodings.1.table' in infos and 'body.stack.merges' not in ' '.join(infos)
+
+
 def depth_of(part, num_layers, **settings):
   """Stages of 1 and 2 layers of equal width, and a stack of `num_layers`, whose wirings or initialisers read the depth."""
   block = functools.partial(Block, mixer=ATTENTION, **part)
   one, two = (functools.partial(Stack, num_layers=n, blocks=[block], **settings) for n in (1, 2))
-  pyramid = Stages(16, stages=[one, two], merge=SameWidth, rngs=nnx.Rngs(0))
+  pyramid = Stages(16, stages=[one, two], merge=None, rngs=nnx.Rngs(0))
   return pyramid, Stack(16, num_layers=num_layers, blocks=[block], **settings, rngs=nnx.Rngs(0))
-
-
-class SameWidth(nnx.Module):
-  """A merge that changes nothing."""
-
-  num_merged = 1
-
-  def __init__(self, d_model, *, rngs):
-    self.output_dim = d_model
-
-  def __call__(self, x, tokens):
-    return x, tokens
 
 
 def test_depth_matches_the_body_in_every_stage():
@@ -268,3 +295,70 @@ def test_stochastic_depth_grows_over_all_stages():
   np.testing.assert_array_equal(
     np.concatenate(rates), np.asarray(plain._per_repeat(None, jax.random.key(0))[3]).ravel()
   )
+
+
+class Wider(nnx.Module):
+  """A projection between two stages, which keeps the tokens."""
+
+  num_merged, keeps_tokens = 1, True
+
+  def __init__(self, d_model, *, rngs):
+    self.output_dim = 2 * d_model
+    self.projection = Linear(
+      (d_model,), (2 * d_model,), ('embed', 'mlp'), init=normal(1.0), rngs=rngs
+    )
+
+  def __call__(self, x, call):
+    return Result(self.projection(x))
+
+
+@pytest.mark.parametrize('merge', [None, Wider])
+def test_stages_that_keep_the_tokens_decode_token_by_token(make, merge):
+  settings = {'merge': merge, 'pattern': [Window(2), Window(3)]}
+  layers = functools.partial(Stages, stages=[stack(), stack(2)], **settings)
+  body = make.built(functools.partial(Decoder, make.width, stack=layers, encoding=RoPE))
+  x = jax.random.normal(jax.random.key(0), (2, 6, make.width))
+  whole = body(x).x
+  first = jnp.zeros((2, 1), jnp.int32)
+  cache = body.init_cache(2, 8, jnp.float32)
+  out = body(x[:, :3], tokens=Tokens.row(3), cache=cache)
+  steps, (body, cache) = [out.x], body.unstacked(out.cache)
+  for i in range(3, 6):
+    out = body(x[:, i : i + 1], tokens=Tokens(first + i), cache=cache)
+    steps, cache = [*steps, out.x], out.cache
+  np.testing.assert_allclose(jnp.concatenate(steps, axis=1), whole, atol=1e-5)
+
+
+def test_a_stage_has_the_pattern_and_encoding_of_its_own():
+  """A window seen by the first stage only, and a bias by the second only, against stacks by hand."""
+  bias = functools.partial(T5Bias, num_heads=2, bidirectional=True, init=normal(1.0))
+  both = Stages(
+    16,
+    stages=[stack(), stack()],
+    merge=None,
+    pattern=[Window(2), Full()],
+    encoding=[None, bias],
+    rngs=nnx.Rngs(0),
+  )
+  x, tokens = jax.random.normal(jax.random.key(0), (2, 6, 16)), Tokens.row(6)
+  first, second = both.stages
+  y = first(x, Call(tokens, Window(2))).x
+  y = second(y, Call(tokens, Full(), encoding=both.encodings[1])).x
+  np.testing.assert_allclose(both(x, Call(tokens)).x, y, atol=1e-6)
+  assert both.patterns(Full()) == [Full() & Window(2) & Full(), Full() & Full() & Full()]
+
+
+def test_an_encoding_that_no_stage_reads_is_refused():
+  bias = functools.partial(T5Bias, num_heads=2, bidirectional=True)
+  layers = Stages(16, stages=[stack()], merge=None, encoding=bias, rngs=nnx.Rngs(0))
+  with pytest.raises(
+    UserError, match='RoPE acts in the layers, but no block of this stack reads it'
+  ):
+    layers(jnp.ones((1, 4, 16)), Call(Tokens.row(4), encoding=RoPE(16, rngs=nnx.Rngs(0))))
+
+
+def test_a_list_needs_one_entry_per_stage_or_boundary():
+  with pytest.raises(UserError, match=r'Stages.merge has 2 entries for 1 boundaries: write one'):
+    Stages(16, stages=[stack(), stack()], merge=[None, None], rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=r'Stages.pattern has 1 entries for 2 stages'):
+    Stages(16, stages=[stack(), stack()], merge=None, pattern=[Full()], rngs=nnx.Rngs(0))

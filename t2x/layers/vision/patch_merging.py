@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.initializers import truncated_normal
-from t2x.layers.interfaces import Merge, Norm
+from t2x.layers.interfaces import Call, Merge, Norm, Result
 from t2x.layers.norms import LayerNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.tokens import Tokens
@@ -27,6 +27,7 @@ class PatchMerging(nnx.Module):
 
   implements = (Merge,)
   num_merged = 4
+  keeps_tokens = False
   output_dim: int
 
   def __init__(
@@ -43,21 +44,19 @@ class PatchMerging(nnx.Module):
       (4 * d_model,), (2 * d_model,), ('merged', 'embed'), init=init, use_bias=False, rngs=rngs
     )
 
-  def __call__(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
+  def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
     """Returns the merged vectors, row by row from the top left, and their metadata.
 
     Raises:
       UserError: the tokens do not fill a grid with even sides, or have metadata that cannot be merged.
     """
-    rows, columns = _grid(tokens)
+    rows, columns = _grid(call.tokens)
     batch, _, width = x.shape
     x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width)
     # The column within a group of four comes before the row, as in the published weights.
     x = x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, rows * columns // 4, 4 * width)
     x = self.projection(self.norm(x))
-    return x, Tokens.row(x.shape[1], grid=(rows // 2, columns // 2))
+    return Result(x, tokens=Tokens.row(x.shape[1], grid=(rows // 2, columns // 2)))
 
 
 def _grid(tokens: Tokens) -> tuple[int, int]:

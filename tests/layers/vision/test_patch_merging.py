@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import LayerNorm, PatchMerging, Tokens
+from t2x.layers import Call, LayerNorm, PatchMerging, Tokens
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -34,7 +34,8 @@ def test_patch_merging_matches_swin_of_transformers():
   x = rng.normal(size=(2, 24, WIDTH)).astype(np.float32)
   with torch.no_grad():
     expected = layer(torch.from_numpy(x), (4, 6)).numpy()
-  y, tokens = part(jnp.asarray(x), Tokens.row(24, grid=(4, 6)))
+  result = part(jnp.asarray(x), Call(Tokens.row(24, grid=(4, 6))))
+  y, tokens = result.x, result.tokens
   assert y.shape == (2, 6, part.output_dim) == expected.shape
   np.testing.assert_allclose(y, expected, atol=1e-6, rtol=1e-6)
   assert tokens.grid == (2, 3) and tokens.positions.tolist() == [[0, 1, 2, 3, 4, 5]]
@@ -59,4 +60,4 @@ GRID = Tokens.row(16, grid=(4, 4))
 )
 def test_tokens_that_do_not_merge_are_refused(tokens, message):
   with pytest.raises(UserError, match=message):
-    merging()(jnp.ones((1, tokens.positions.shape[1], WIDTH)), tokens)
+    merging()(jnp.ones((1, tokens.positions.shape[1], WIDTH)), Call(tokens))
