@@ -10,16 +10,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from t2x.cli import main
+from t2x.cli.systems import largest
+from t2x.config.headers import header, systems
 
 ROOT = Path(__file__).parents[1]
 
 
 def write(docs: Path) -> None:
-  """Writes `parts/`, `recipes/` and `notebook.md` into the folder of the pages."""
+  """Writes `parts/`, `recipes/`, `systems.md` and `notebook.md` into the folder of the pages."""
   for name in ('parts', 'recipes'):
     shutil.rmtree(docs / name, ignore_errors=True)
   write_parts(docs / 'parts')
   write_recipes(docs / 'recipes')
+  (docs / 'systems.md').write_text(systems_page())
   (docs / 'notebook.md').write_text(notebook_page(docs / 'run_folder.ipynb'))
 
 
@@ -87,17 +90,27 @@ def plain_section(title: str, paths: Iterable[Path]) -> Iterator[str]:
   )
 
 
-def header(path: Path) -> list[list[str]]:
-  """Returns the paragraphs of the comment at the head of a gin file, as lines without the comment sign."""
-  paragraphs: list[list[str]] = [[]]
-  for line in path.read_text().splitlines():
-    if not line.startswith('#'):
-      break
-    if text := line[1:].removeprefix(' '):
-      paragraphs[-1].append(text)
-    elif paragraphs[-1]:
-      paragraphs.append([])
-  return paragraphs
+def systems_page() -> str:
+  """Returns the page of the systems by group, as `t2x systems` lists them."""
+  found = systems(ROOT)
+  lines = [
+    '# Systems',
+    f'{len(found)} systems of the literature, each with a config that trains it, and the largest difference from an independent '
+    'implementation that its test measured, relative to the largest element. `t2x systems NAME` prints the test and the result.',
+  ]
+  for group in dict.fromkeys(system.group for system in found):
+    rows = [
+      (
+        f'[{s.name}]({s.paper})' if s.paper.startswith('http') else f'{s.name} ({s.paper})',
+        f'`{s.config}`',
+        largest(s),
+        s.result,
+      )
+      for s in found
+      if s.group == group
+    ]
+    lines += [f'## {group}', table(('system', 'config', 'compared with', 'result'), rows)]
+  return '\n\n'.join(lines) + '\n'
 
 
 def notebook_page(path: Path) -> str:

@@ -34,6 +34,7 @@ os.environ.update(
 import hypothesis
 import jax
 import jaxtyping
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -68,8 +69,19 @@ def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+    '--record-differences',
+    action='store_true',
+    help='write the largest differences from references of the tests that ran to tests/differences.json',
+  )
+
+
 def pytest_terminal_summary(terminalreporter):
-  """Prints the tables of `add_row`."""
+  """Prints the tables of `add_row`, and writes the differences of `compared` if asked."""
+  if terminalreporter.config.getoption('--record-differences'):
+    reports = [report for some in terminalreporter.stats.values() for report in some]
+    record_differences(report for report in reports if getattr(report, 'passed', False))
   tables: dict = collections.defaultdict(lambda: collections.defaultdict(dict))
   for reports in terminalreporter.stats.values():
     for report in reports:
@@ -86,6 +98,36 @@ def pytest_terminal_summary(terminalreporter):
     for name, row in sorted(rows.items()):
       cells = ' | '.join(row.get(column, '') for column in columns)
       terminalreporter.write_line(f'| {name} | {cells} |')
+
+
+def record_differences(reports):
+  """Puts the largest differences of `compared` in these reports in place of the recorded ones."""
+  found: dict = collections.defaultdict(dict)
+  for report in reports:
+    for name, value in report.user_properties:
+      if name == 'difference':
+        system, reference, of, difference = value
+        package, _, rest = reference.partition(' ')
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+          package += f' {importlib.metadata.version(package)}'
+        row = found[system].setdefault(
+          f'{package} {rest}'.strip(), {'test': report.nodeid.split('[')[0]}
+        )
+        row[of] = max(difference, row.get(of, 0.0))
+  path = ROOT / 'tests' / 'differences.json'
+  recorded = json.loads(path.read_text()) if path.exists() else {}
+  for system, rows in found.items():
+    rounded = {
+      reference: {
+        key: value if key == 'test' else float(f'{value:.1e}') for key, value in row.items()
+      }
+      for reference, row in rows.items()
+    }
+    # Other versions of a package make way; other references, whose tests did not run, stay.
+    names = {reference.split()[0] for reference in rounded}
+    kept = {k: v for k, v in recorded.get(system, {}).items() if k.split()[0] not in names}
+    recorded[system] = kept | rounded
+  path.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + '\n')
 
 
 def pytest_collection_finish():
@@ -129,6 +171,31 @@ def add_row(request):
     request.node.user_properties.append(('row', (title, row, cells)))
 
   return put
+
+
+@pytest.fixture
+def compared(request):
+  """`compared(system, reference, got, wanted, rtol=0, atol=1e-5, of='outputs')`: requires that arrays are equal.
+
+  `t2x systems` lists the largest difference, relative to the largest element, which
+  `pytest --record-differences` writes.
+
+  Args:
+    system: name of the system in the headers of configs.
+    reference: what computed `wanted`: a package, and the class in it, or 'NumPy, float64'.
+    got: array of t2x.
+    wanted: array of the reference.
+    rtol, atol: tolerances of `np.testing.assert_allclose`.
+    of: 'outputs' or 'gradients'.
+  """
+
+  def check(system, reference, got, wanted, *, rtol=0.0, atol=1e-5, of='outputs'):
+    got, wanted = np.asarray(got), np.asarray(wanted)
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol, err_msg=f'{of} of {system}')
+    difference = float(np.abs(got - wanted).max() / max(np.abs(wanted).max(), 1e-30))
+    request.node.user_properties.append(('difference', (system, reference, of, difference)))
+
+  return check
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from t2x.cli import (
   runs,
   show,
   sweep,
+  systems,
   test_part,
   train,
 )
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Any] = {
   'show': show,
   'diff': diff,
   'parts': parts,
+  'systems': systems,
   'sweep': sweep,
   'report': report,
   'runs': runs,

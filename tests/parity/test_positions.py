@@ -116,7 +116,7 @@ def transformer_xl(memory, parameters):
 
 
 @pytest.mark.parametrize('memory', [MEMORY, pytest.param(2, marks=pytest.mark.nightly)])
-def test_transformer_xl_equals_the_xlnet_of_transformers_with_memory(memory):
+def test_transformer_xl_equals_the_xlnet_of_transformers_with_memory(memory, compared):
   """Outputs, and gradients of all parameters, over four segments with the memory of each layer."""
   theirs = xlnet(memory)
   x = RNG.normal(size=(BATCH, NUMBER * LENGTH, WIDTH)).astype(np.float32)
@@ -132,7 +132,8 @@ def test_transformer_xl_equals_the_xlnet_of_transformers_with_memory(memory):
   parameters = parameters_of(theirs)
   ours = transformer_xl(memory, parameters)
   y = jax.jit(lambda model: model(jnp.asarray(x)).x)(ours)
-  np.testing.assert_allclose(y, expected.detach().numpy(), atol=1e-5)
+  system = 'Transformer-XL', 'transformers XLNetModel'
+  compared(*system, y, expected.detach().numpy())
   gradients = jax.jit(jax.grad(lambda model: (model(jnp.asarray(x)).x * weights).sum()))(ours)
   for layer in theirs.layer:
     for parameter in layer.parameters():
@@ -141,7 +142,7 @@ def test_transformer_xl_equals_the_xlnet_of_transformers_with_memory(memory):
   theirs_gradients = parameters_of(theirs)
   for name, gradient in named_leaves(gradients):
     wanted = theirs_gradients[name].detach().numpy()
-    np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
+    compared(*system, gradient, wanted, atol=1e-5 * np.abs(wanted).max(), of='gradients')
 
 
 X = RNG.normal(size=(2, 9, WIDTH)).astype(np.float32)
