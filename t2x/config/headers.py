@@ -92,4 +92,11 @@ def _systems_of(config: Path, checkout: Path, differences: Mapping[str, Any]) ->
     study = config.parent / 'README.md'
     page = str(study.relative_to(checkout)) if study.exists() else ''
     result = ' '.join(measured[0]) if measured else page
-    yield System(*match.groups(), name, result, differences.get(match['name'], {}))
+    yield System(
+      match['group'],
+      match['name'],
+      match['paper'],
+      name,
+      result,
+      differences.get(match['name'], {}),
+    )
