@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _builder(name: str, overrides: list[str], interface: type) -> Any:
   """Returns the part of an interface with the `--gin.` bindings of the command line."""
   from t2x.config import problem
+  from t2x.config.protocols import adapted
   from t2x.config.values import Reference
   from t2x.experiments import read_config
 
@@ -71,4 +72,4 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
   factory = Callable[..., interface]  # type: ignore[valid-type]
   if reason := problem(Reference('', part, False), factory, lambda _: config.root.part):
     raise UserError(f'{name} {reason}')
-  return config.build()
+  return adapted(config.build(), factory)

@@ -1,11 +1,14 @@
-"""Checks that classes implement protocols: methods, their arguments, and properties."""
+"""Checks that classes implement protocols: methods, their arguments, and properties; adapts those that lack arguments
+which a protocol has gained."""
 
+import functools
 import inspect
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-from t2x.config.type_names import with_article
+from t2x.base.widened import widening
+from t2x.config.type_names import plain_hint, with_article
 
 _MISSING = object()
 _KEYWORD_ONLY, _VARIADIC = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
@@ -63,6 +66,78 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
   return None
 
 
+def adapted(part: Any, hint: Any) -> Any:
+  """Returns a value of an annotation with the arguments that its protocols have gained (see `t2x.base.widened`).
+
+  Args:
+    part: a class, a `functools.partial` of it, or any other value, which is returned as it is.
+    hint: the annotation, such as `Callable[..., Scores] | None`.
+
+  Returns:
+    A subclass of the class with adapted methods, or `part` if it needs none.
+  """
+  if isinstance(part, functools.partial):
+    inner = adapted(part.func, hint)
+    return part if inner is part.func else functools.partial(inner, *part.args, **part.keywords)
+  if not isinstance(part, type) or part.__module__.startswith('t2x.'):
+    return part
+  return _adapted_class(part, tuple(dict.fromkeys(_protocols(hint))))
+
+
+@functools.cache
+def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
+  methods = {}
+  for protocol in protocols:
+    for name, member in _members(protocol):
+      own = inspect.getattr_static(cls, name, _MISSING)
+      if (
+        inspect.isfunction(own) and _lacking(own, member) and protocol_misfit(cls, protocol) is None
+      ):
+        methods[name] = _adapted_method(own, member)
+  if not methods:
+    return cls
+  names = {name: getattr(cls, name) for name in ('__module__', '__qualname__', '__doc__')}
+  return type(cls)(cls.__name__, (cls,), names | methods)
+
+
+def _protocols(hint: Any) -> Iterator[type]:
+  """Yields the protocols in an annotation, and those that its classes declare."""
+  hint = plain_hint(hint)
+  if is_protocol(hint):
+    yield hint
+  elif isinstance(hint, type):
+    yield from declared(hint) or ()
+  for argument in typing.get_args(hint):
+    if argument is not Ellipsis and not isinstance(argument, list):
+      yield from _protocols(argument)
+
+
+def _lacking(own: Any, required: Any) -> tuple[str, ...]:
+  """Returns the arguments that a protocol's method has gained and that an implementation does not have."""
+  arguments, adapt = widening(required)
+  parameters = inspect.signature(own).parameters
+  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    return ()
+  lacking = tuple(name for name in arguments if name not in parameters)
+  # An argument may have another name, unless its meaning depends on it.
+  return () if adapt is None and _binding_error(own, required, ()) is None else lacking
+
+
+def _adapted_method(own: Any, required: Any) -> Any:
+  lacking, adapt = _lacking(own, required), widening(required).adapt
+  if adapt is not None:
+    return functools.wraps(own)(adapt(own))
+  signature = inspect.signature(required)
+
+  def without(*args, **kwargs):
+    arguments = signature.bind(*args, **kwargs)
+    for name in lacking:
+      arguments.arguments.pop(name, None)
+    return own(*arguments.args, **arguments.kwargs)
+
+  return without
+
+
 def _listing(names: list[str]) -> str:
   """Returns names as 'a, b and c'."""
   return ' and '.join([', '.join(names[:-1]), names[-1]][len(names) == 1 :])
@@ -95,21 +170,36 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
 
 def _call_misfit(own: Any, required: Any) -> str | None:
   """Returns how a method's arguments or return value differ from those of the protocol's method."""
-  parameters = list(inspect.signature(required).parameters.values())
+  lacking, adapt = _lacking(own, required), widening(required).adapt
+  if (error := _binding_error(own, required, () if adapt else lacking)) is not None:
+    by_position, by_name = _arguments(required)
+    return f'cannot be called as {_call_text(by_position, by_name)}: {error}'
+  returned, expected = (_return_kind(method) for method in (own, required))
+  if returned and expected and returned != expected and not (lacking and adapt):
+    return f'returns {returned}, not {expected}'
+  return None
+
+
+def _arguments(method: Any) -> tuple[list[str], list[str]]:
+  """Returns the arguments of a method that are passed by position, and those that are passed by name."""
+  parameters = inspect.signature(method).parameters.values()
   by_position = [
     p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
   ]
-  by_name = [p.name for p in parameters if p.kind is _KEYWORD_ONLY]
+  return by_position, [p.name for p in parameters if p.kind is _KEYWORD_ONLY]
+
+
+def _binding_error(own: Any, required: Any, without: tuple[str, ...]) -> TypeError | None:
+  """Returns why a method does not accept the arguments of the protocol's method, except some; None if it does."""
+  by_position, by_name = ([n for n in names if n not in without] for names in _arguments(required))
   signature = inspect.signature(own)
+  kinds = {p.kind for p in inspect.signature(required).parameters.values()}
   # An implementation may require some of the protocol's `*inputs`.
-  bind = signature.bind_partial if _VARIADIC in (p.kind for p in parameters) else signature.bind
+  bind = signature.bind_partial if _VARIADIC in kinds else signature.bind
   try:
     bind(*by_position, **dict.fromkeys(by_name))
   except TypeError as error:
-    return f'cannot be called as {_call_text(by_position, by_name)}: {error}'
-  returned, expected = (_return_kind(method) for method in (own, required))
-  if returned and expected and returned != expected:
-    return f'returns {returned}, not {expected}'
+    return error
   return None
 
 

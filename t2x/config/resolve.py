@@ -16,6 +16,7 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Hyperparameter
 from t2x.config.bindings import Bindings, Scope, split_scope
 from t2x.config.parse import Statement
+from t2x.config.protocols import adapted
 from t2x.config.signature import BUILDER_ARGUMENTS, MISSING, Parameter, Part
 from t2x.config.type_check import convert
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
@@ -187,7 +188,12 @@ class Resolver:
       if name not in BUILDER_ARGUMENTS:
         message += '; a setting of a part of your own stands after `*` in the arguments of __init__'
       self.bindings.error(place, message)
-    return Argument(convert(value, parameter.hint) if parameter else value, statement)
+    if parameter is None:
+      return Argument(value, statement)
+    for leaf in leaves(value):
+      if isinstance(leaf, Call):
+        leaf.obj = adapted(leaf.obj, parameter.hint)
+    return Argument(convert(value, parameter.hint), statement)
 
   def _default(self, parameter: Parameter, scope: Scope, call: Call, target: str):
     """Resolves a default that contains factories, to which bindings apply as in a config."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.base.widened import widened
 from t2x.layers.attention.kernels.base import DotProduct, Logits
 from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Full, Pattern
@@ -217,6 +218,7 @@ class Scores(Protocol):
   reads: frozenset[str]
   max_length: int | None
 
+  @widened('call')
   def __call__(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
@@ -225,6 +227,7 @@ class Scores(Protocol):
     k_tokens: Tokens,
     *,
     scale: float,
+    call: Call,
   ) -> DotProduct | Logits:
     """Returns the scores before position terms and mask.
 
@@ -234,6 +237,8 @@ class Scores(Protocol):
       q_tokens: metadata of the queries.
       k_tokens: metadata of the keys.
       scale: factor of dot products.
+      call: the call of the attention layer, such as its layer. If sequences share the slots of a cache, its tokens
+        are grouped by row as `q_tokens` are.
     """
     ...
 

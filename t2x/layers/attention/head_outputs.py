@@ -8,8 +8,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
+from t2x.base.widened import widened
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Norm
+from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import LayerNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
 
@@ -20,16 +21,19 @@ __all__ = ['GatedHeads', 'HeadOutputs', 'NormedHeads', 'ScalarGatedHeads']
 class HeadOutputs(Protocol):
   """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, head_dim, rngs=rngs)`."""
 
+  @widened('call')
   def __call__(
     self,
     y: Float[Array, 'batch length heads head_dim'],
     x: Float[Array, 'batch length d_model'],
+    call: Call,
   ) -> Float[Array, 'batch length heads head_dim']:
     """Returns the input of the output projection.
 
     Args:
       y: outputs of the heads.
       x: input of the attention layer; its tokens are the queries.
+      call: the call of the attention layer.
     """
     ...
 
@@ -61,7 +65,7 @@ class GatedHeads(nnx.Module):
     axes, shape = ('embed', *self.axes), (num_heads, head_dim)[: len(self.axes)]
     self.gate = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
 
-  def __call__(self, y, x):
+  def __call__(self, y, x, call):
     gate = jax.nn.sigmoid(self.gate(x))
     return y * gate.reshape(*y.shape[:3], -1)
 
@@ -98,5 +102,5 @@ class NormedHeads(nnx.Module):
   ):
     self.norm = norm_over('features', norm, num_heads * head_dim, rngs)
 
-  def __call__(self, y, x):
+  def __call__(self, y, x, call):
     return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)

@@ -25,7 +25,7 @@ from t2x.layers.attention.kernels import (
 )
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.scores import DotProductScores
-from t2x.layers.attention.value_residual import ValueResidual
+from t2x.layers.attention.value_residual import Values
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
@@ -57,8 +57,7 @@ class MultiHeadAttention(nnx.Module):
     scale: factor of dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
       encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
-    values: builds the module that mixes the layer's values with those of the first layer, as
-      `values(num_kv_heads, head_dim, rngs=rngs)`. None: no mixing.
+    values: builds the part that transforms the layer's values, such as `ValueResidual`. None: no part.
     head_outputs: builds the part between the heads and the output projection, such as a gate. None: no part.
     kernel_init: initialiser of the query, key and value projections.
     value_init: initialiser of the value projection. None: `kernel_init`.
@@ -86,7 +85,7 @@ class MultiHeadAttention(nnx.Module):
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
-    values: Callable[..., ValueResidual] | None = None,
+    values: Callable[..., Values] | None = None,
     head_outputs: Callable[..., HeadOutputs] | None = None,
     kernel_init: Initializer = xavier_uniform(),
     value_init: Initializer | None = None,
@@ -150,12 +149,12 @@ class MultiHeadAttention(nnx.Module):
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     rotated: tuple[Array | None, Array | None],
-    q_tokens: Tokens,
+    call: Call,
     k_tokens: Tokens,
     scale: float,
   ) -> DotProduct | Logits:
     """Computes the scores from unrotated queries `q` and the pair `rotated` of queries and keys."""
-    return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
+    return self.scores(*rotated, call.tokens, k_tokens, scale=scale, call=call)
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
     """Initial extras of `values`, for the first layer; see `ExtrasSublayer.init_extras`."""
@@ -199,7 +198,7 @@ class MultiHeadAttention(nnx.Module):
       inputs = self._source_inputs(x, source, call, call.source.tokens)
     y = self.kernel(inputs).reshape(*x.shape[:2], self.num_heads, -1)
     if self.head_outputs is not None:
-      y = self.head_outputs(y, x)
+      y = self.head_outputs(y, x, call)
     y = self.out(constrain(y, 'batch', 'length', 'heads', None))
     recorded = {}
     if 'probabilities' in call.record:
@@ -219,7 +218,7 @@ class MultiHeadAttention(nnx.Module):
     k, v = self._keys_and_values(x, k_tokens, encoding)
     extras: dict[str, Array] = {}
     if self.values is not None:
-      v, extras = self.values(v, call.extras)
+      v, extras = self.values(v, call)
     rotated = q
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
@@ -289,7 +288,7 @@ class MultiHeadAttention(nnx.Module):
     encoding = call.encoding
     scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
     inputs = AttentionInputs(
-      self.score(q, (rotated, k), call.tokens, k_tokens, scale),
+      self.score(q, (rotated, k), call, k_tokens, scale),
       v,
       call.pattern,
       call.tokens,

@@ -10,7 +10,7 @@ from t2x.base.ranges import Positive, Size
 from t2x.layers.attention.kernels.base import DotProduct, Logits, softmax_dtype
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
-from t2x.layers.interfaces import Scores
+from t2x.layers.interfaces import Call, Scores
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens
 
@@ -36,6 +36,7 @@ class _PairScores(nnx.Module):
     k_tokens: Tokens,
     *,
     scale: float,
+    call: Call,
   ) -> DotProduct | Logits:
     assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     return self.pairs(q, k, scale)

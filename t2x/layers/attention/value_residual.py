@@ -1,22 +1,54 @@
 """Value residual learning (ResFormer: Zhou et al. 2024, https://arxiv.org/abs/2410.17897): attention in
 every layer except the first mixes its values with those of the first layer."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Finite, Size
+from t2x.base.widened import widened
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.interfaces import Call
 from t2x.layers.parameters import param
 
-__all__ = ['LearnedValueResidual', 'ValueResidual']
+__all__ = ['LearnedValueResidual', 'ValueResidual', 'Values']
 
 # Names of the extras: values of the first layer, and whether a first layer has set them.
 VALUES, IS_SET = 'first_values', 'has_first_values'
+
+
+def _of_extras(values: Callable[..., Any]) -> Callable[..., Any]:
+  """Adapts an implementation of `Values` that is called with the extras instead of the call."""
+
+  def of_call(self, v, call):
+    return values(self, v, call.extras)
+
+  return of_call
+
+
+@runtime_checkable
+class Values(Protocol):
+  """Transforms the values of an attention layer. Built as `Values(num_kv_heads, head_dim, rngs=rngs)`."""
+
+  def init_extras(self, x: Float[Array, 'batch length *rest']) -> dict[str, Array]:
+    """Returns the extras of the first layer; see `ExtrasSublayer.init_extras`."""
+    ...
+
+  @widened('call', adapt=_of_extras)
+  def __call__(
+    self, v: Float[Array, 'batch length kv_heads head_dim'], call: Call
+  ) -> tuple[Float[Array, 'batch length kv_heads head_dim'], dict[str, Array]]:
+    """Returns the values of this layer, and the extras of the next layer.
+
+    Args:
+      v: projected values.
+      call: the call of the attention layer; its extras are empty outside of a stack.
+    """
+    ...
 
 
 class ValueResidual(nnx.Module):
@@ -31,6 +63,8 @@ class ValueResidual(nnx.Module):
     first: weight of the first layer's values.
     own: weight of the layer's own values.
   """
+
+  implements = (Values,)
 
   def __init__(
     self,
@@ -59,15 +93,10 @@ class ValueResidual(nnx.Module):
     return {VALUES: values, IS_SET: jnp.zeros((), bool)}
 
   def __call__(
-    self, v: Float[Array, 'batch length kv_heads head_dim'], extras: Mapping[str, Array]
+    self, v: Float[Array, 'batch length kv_heads head_dim'], call: Call
   ) -> tuple[Float[Array, 'batch length kv_heads head_dim'], dict[str, Array]]:
-    """Returns the mixed values of this layer and the extras of the next layer.
-
-    Args:
-      v: values of this layer.
-      extras: extras returned by the previous layer; empty outside of a stack.
-    """
-    extras = extras or self.init_extras(v)
+    """Returns the mixed values of this layer and the extras of the next layer."""
+    extras = call.extras or self.init_extras(v)
     first = jnp.where(extras[IS_SET], extras[VALUES], v)
     first_weight, own_weight = self.weights()
     mixed = (first_weight * first + own_weight * v).astype(v.dtype)

@@ -16,7 +16,7 @@ from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.attention.multi_head import MultiHeadAttention
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
-from t2x.layers.interfaces import Scores
+from t2x.layers.interfaces import Call, Scores
 from t2x.layers.mixers.synthetic_scores import PairScores
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens
@@ -146,7 +146,7 @@ class Synthesizer(MultiHeadAttention):
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     rotated: tuple[Array | None, Array | None],
-    q_tokens: Tokens,
+    call: Call,
     k_tokens: Tokens,
     scale: float,
   ) -> Logits:
@@ -157,7 +157,7 @@ class Synthesizer(MultiHeadAttention):
         f'Synthesizer.scores = @{name} must be synthetic scores, not dot products: bind it to '
         'MultiHeadAttention.scores instead'
       )
-    synthetic = self.scores(q, None, q_tokens, k_tokens, scale=scale)
+    synthetic = self.scores(q, None, call.tokens, k_tokens, scale=scale, call=call)
     assert isinstance(synthetic, Logits)  # Only dot products are no logits.
     if 'k' not in self.mix.reads:
       return Logits(self.mix(None, synthetic.array))

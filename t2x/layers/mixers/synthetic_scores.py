@@ -13,7 +13,7 @@ from t2x.layers.attention.kernels.base import Logits, softmax_dtype
 from t2x.layers.counting import pair_products
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
-from t2x.layers.interfaces import Scores
+from t2x.layers.interfaces import Call, Scores
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens
 
@@ -45,8 +45,9 @@ class SyntheticScores(nnx.Module):
     k_tokens: Tokens,
     *,
     scale: float,
+    call: Call,
   ) -> Logits:
-    """Returns the scores of each pair; `scale` is ignored."""
+    """Returns the scores of each pair; `scale` and `call` are ignored."""
     return Logits(self.pair_scores(q, q_tokens.positions, k_tokens.positions))
 
   def pair_scores(

@@ -177,8 +177,8 @@ def test_scores_are_built_with_the_heads_and_return_only_scores():
     def __init__(self, num_heads, head_dim, *, rngs):
       built.append((num_heads, head_dim))
 
-    def __call__(self, q, k, q_tokens, k_tokens, *, scale):
-      assert q is None and q_tokens.positions.shape == (1, LENGTH)
+    def __call__(self, q, k, q_tokens, k_tokens, *, scale, call):
+      assert q is None and q_tokens is call.tokens and q_tokens.positions.shape == (1, LENGTH)
       return DotProduct(0 * k, k, scale)
 
   attention = build(scores=Constant, num_kv_heads=HEADS)

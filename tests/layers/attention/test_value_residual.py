@@ -13,6 +13,7 @@ from tiny_lm import lm
 from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
+  Call,
   Causal,
   FeedForward,
   LearnedValueResidual,
@@ -134,7 +135,7 @@ def test_learned_weights_stay_in_float32():
   assert [float(weight) for weight in values.weights()] == [0.25, 0.5]
   assert values.first.get_metadata()['keep_float32']
   v = X.astype(jnp.bfloat16).reshape(2, LENGTH, KV_HEADS, 8)
-  mixed, extras = values(v, values.init_extras(v))
+  mixed, extras = values(v, Call(Tokens.row(LENGTH), extras=values.init_extras(v)))
   assert mixed.dtype == v.dtype and extras['first_values'].dtype == v.dtype
 
 

@@ -1,0 +1,117 @@
+"""Parts written before an interface gained an argument, in configs."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.base.errors import UserError
+from t2x.experiments import read_config
+from t2x.layers import Call, Causal, Tokens
+
+X = jax.random.normal(jax.random.key(0), (2, 5, 8))
+PARTS = """
+from flax import nnx
+from t2x.layers import DotProduct, DotProductScores, ValueResidual
+
+
+class Scores(nnx.Module):
+  reads, max_length = frozenset({'q', 'k', 'scale'}), None
+
+  def __init__(self, num_heads, head_dim, *, factor=2.0, rngs):
+    self.factor = factor
+
+  def __call__(self, q, k, q_tokens, k_tokens, *, scale):
+    return DotProduct(q, k, self.factor * scale)
+
+
+class NewScores(Scores):
+  def __call__(self, q, k, q_tokens, k_tokens, *, scale, call):
+    return DotProduct(q, k, self.factor * scale * call.step)
+
+
+class HeadOutputs(nnx.Module):
+  def __init__(self, d_model, num_heads, head_dim, *, rngs):
+    pass
+
+  def __call__(self, y, inputs):
+    return y * inputs[..., :1, None]
+
+
+class OtherName(HeadOutputs):
+  def __call__(self, y, inputs, context):
+    return y * inputs[..., :1, None] * context.step
+
+
+class Values(ValueResidual):
+  def __call__(self, v, extras):
+    return 2 * v, extras
+
+
+class Wrong(HeadOutputs):
+  def __call__(self, y):
+    return y
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('parts')
+  (path / 'older_parts.py').write_text(PARTS)
+  return path
+
+
+@pytest.fixture
+def attend(folder, monkeypatch):
+  """Returns the output of attention with these bindings."""
+  monkeypatch.chdir(folder)
+
+  def output(*bindings, step=3):
+    text = '\n'.join(['import older_parts', 'MultiHeadAttention.num_heads = 2', *bindings])
+    (folder / 'part.gin').write_text(text)
+    part = read_config(['part.gin'], root='@MultiHeadAttention').build()(8, rngs=nnx.Rngs(0))
+    return np.asarray(part(X, Call(Tokens.row(5), Causal(), step=step)).x)
+
+  return output
+
+
+def test_scores_without_call_are_called_without_it(attend):
+  plain = attend('MultiHeadAttention.scale = 1.0')
+  older = attend('MultiHeadAttention.scores = @Scores', 'MultiHeadAttention.scale = 0.5')
+  np.testing.assert_array_equal(older, plain)
+  bound = attend('MultiHeadAttention.scores = @Scores', 'Scores.factor = 4.0')
+  np.testing.assert_allclose(bound, attend('MultiHeadAttention.scale = 2.0'), rtol=1e-6)
+
+
+def test_scores_with_call_get_it(attend):
+  settings = 'MultiHeadAttention.scores = @NewScores', 'MultiHeadAttention.scale = 0.5'
+  np.testing.assert_array_equal(attend(*settings, step=1), attend('MultiHeadAttention.scale = 1.0'))
+  assert np.abs(attend(*settings, step=3) - attend(*settings, step=1)).max() > 1e-3
+
+
+def test_head_outputs_without_call_are_called_without_it(attend):
+  older = attend('MultiHeadAttention.head_outputs = @HeadOutputs', step=3)
+  other = attend('MultiHeadAttention.head_outputs = @OtherName', step=3)
+  np.testing.assert_allclose(3 * older, other, rtol=1e-5)
+
+
+def test_values_that_take_extras_get_those_of_the_call(attend):
+  doubled = attend('MultiHeadAttention.values = @Values')
+  np.testing.assert_allclose(doubled, 2 * attend(), rtol=1e-6)
+
+
+def test_a_part_that_lacks_another_argument_is_refused(attend):
+  message = r'Wrong.__call__ cannot be called as \(y, x, call\): too many positional arguments'
+  with pytest.raises(UserError, match=message):
+    attend('MultiHeadAttention.head_outputs = @Wrong')
+
+
+def test_an_adapted_class_keeps_its_name_and_its_base_class(attend):
+  attend('MultiHeadAttention.scores = @Scores')
+  import older_parts
+
+  part = read_config(['part.gin'], root='@MultiHeadAttention').build()(8, rngs=nnx.Rngs(0))
+  assert isinstance(part.scores, older_parts.Scores)
+  assert type(part.scores).__name__ == 'Scores'
+  other = read_config(['part.gin'], root='@MultiHeadAttention').build()(8, rngs=nnx.Rngs(0))
+  assert type(other.scores) is type(part.scores)
