@@ -62,4 +62,5 @@ from t2x.layers.tokens import *
 from t2x.layers.vision.patch_merging import *
 from t2x.layers.wiring.deep import *
 from t2x.layers.wiring.hyper_connections import *
+from t2x.layers.wiring.parallel import *
 from t2x.layers.wiring.residual import *

@@ -38,9 +38,10 @@ class Lazy:
 def name_of(path: tuple) -> str:
   """Returns the name of a leaf from its path in a tree: `body.stack.blocks.0.mixer.q.kernel`.
 
-  Checkpoints, errors, patterns and tables all use these names.
+  Checkpoints, errors, patterns and tables all use these names. Parts with an empty name are left out.
   """
-  return jax.tree_util.keystr(path, simple=True, separator='.')
+  name = jax.tree_util.keystr(path, simple=True, separator='.')
+  return '.'.join(filter(None, name.split('.')))
 
 
 def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:

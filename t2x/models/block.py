@@ -3,11 +3,10 @@ connection (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -16,16 +15,16 @@ from t2x.base.ranges import TunableRate
 from t2x.layers import (
   MLP,
   NO_AUX,
-  Aux,
   BranchWiring,
   Cache,
   Call,
   CrossSublayer,
-  ExtrasSublayer,
   Full,
   LayerNorm,
   MultiHeadAttention,
+  NoNorm,
   Norm,
+  Parallel,
   Pattern,
   PositionEncoding,
   PreNorm,
@@ -36,9 +35,10 @@ from t2x.layers import (
   Wiring,
   named_key,
 )
+from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
 from t2x.layers.initializers import building
-from t2x.layers.wiring.residual import apply_rates, depth_factor
-from t2x.models.interfaces import Layer, recorded_by
+from t2x.layers.wiring.residual import depth_factor
+from t2x.models.interfaces import Layer
 
 __all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
 
@@ -70,7 +70,7 @@ class _Block(nnx.Module):
     self.names = tuple(sublayers)
     for index, (name, build) in enumerate(sublayers.items()):
       with building(branch=index):
-        setattr(self, name, build(d_model, rngs=rngs))
+        set_part(self, name, build(d_model, rngs=rngs))
         if wiring is not None:
           setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
     self.encoding = encoding and encoding(d_model, rngs=rngs)
@@ -111,8 +111,7 @@ class _Block(nnx.Module):
 
   @property
   def max_length(self) -> int | None:
-    lengths = [part.max_length for part in self.sublayers.values()]
-    return min((length for length in lengths if length is not None), default=None)
+    return least_max_length(self.sublayers.values())
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
     """Returns the initial extras of the sublayers; see `ExtrasSublayer`."""
@@ -166,7 +165,7 @@ class _Block(nnx.Module):
     )
     calls = {}
     for name, part in self.sublayers.items():
-      key = named_key(call.key, name)
+      key = named_key(call.key, name) if name else call.key
       if name == 'cross':
         calls[name] = dataclasses.replace(
           call, pattern=Full(), encoding=None, slots=None, key=key, drop=None
@@ -184,7 +183,7 @@ class SublayerBlock(_Block):
   Args:
     d_model: width of the residual stream.
     sublayers: builders of the sublayers by name, in the order of application. The sublayer named 'cross'
-      reads the source.
+      reads the source. The name '' adds no level to the names of parameters and recorded arrays.
     wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
     encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
@@ -290,12 +289,12 @@ class Block(SublayerBlock):
     )
 
 
-class ParallelBlock(_Block):
+class ParallelBlock(SublayerBlock):
   """A block of parallel mixer and feed-forward layer: x + mixer(norm(x)) + feed_forward(norm(x)).
 
   GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
   (https://arxiv.org/abs/2204.02311, section 2) share one norm; GPT-NeoX has two
-  (https://arxiv.org/abs/2204.06745, section 2.1).
+  (https://arxiv.org/abs/2204.06745, section 2.1). It is a `SublayerBlock` whose only sublayer is `Parallel`.
 
   Args:
     d_model: width of the residual stream.
@@ -321,62 +320,24 @@ class ParallelBlock(_Block):
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
-    self.dropout_rate = dropout_rate
-    parts = {'mixer': mixer, 'feed_forward': feed_forward}
-    with building(num_branches=2):
-      self.norm = norm(d_model, rngs=rngs)
-      self.feed_forward_norm = feed_forward_norm and feed_forward_norm(d_model, rngs=rngs)
-      super().__init__(
-        d_model, sublayers=parts, wiring=None, pattern=pattern, encoding=encoding, rngs=rngs
-      )
+    parallel = functools.partial(
+      Parallel,
+      parts={'mixer': mixer, 'feed_forward': feed_forward},
+      norm=norm,
+      own_norms=feed_forward_norm and {'feed_forward': feed_forward_norm},
+    )
+    # The empty name keeps the parts' names: `blocks.0.mixer`.
+    super().__init__(
+      d_model,
+      sublayers={'': parallel},
+      wiring=functools.partial(NoNorm, dropout_rate=dropout_rate),
+      pattern=pattern,
+      encoding=encoding,
+      rngs=rngs,
+    )
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: Mapping[str, Cache] | None = None,
-  ) -> Result:
-    """Applies both branches; see `SublayerBlock.__call__`.
-
-    Raises:
-      UserError: `call` has a source, or an encoding that no sublayer reads.
-    """
-    old = cache or {}
-    x = self.embed(x, call.tokens)
-    h, new = self.norm(x), dict(old)
-    inputs = {'mixer': h, 'feed_forward': h}
-    if self.feed_forward_norm is not None:
-      inputs['feed_forward'] = self.feed_forward_norm(x)
-    results = {
-      name: self.sublayers[name](inputs[name], own, old.get(name))
-      for name, own in self.calls(call).items()
-    }
-    new |= {name: results[name].cache for name in old}
-    branch = results['mixer'].x + results['feed_forward'].x
-    key, keep = named_key(call.key, 'dropout'), depth_factor(call, 'branches', len(x))
-    branch = apply_rates(branch, self.dropout_rate, key, keep)
-    aux: Aux = results['mixer'].aux + results['feed_forward'].aux
-    extras = {name: value for result in results.values() for name, value in result.extras.items()}
-    new_cache = None if cache is None else new
-    return Result(jnp.add(x, branch), new_cache, aux, recorded_by(results), extras=extras)
-
-
-def initial_extras(
-  parts: Iterable[Any], x: Float[Array, 'batch length d_model']
-) -> dict[str, Array]:
-  """Returns the initial extras of sublayers, or of the blocks of a stack, for the input `x`.
-
-  Raises:
-    UserError: two parts use the same name for arrays of different shapes or dtypes.
-  """
-  extras: dict[str, Array] = {}
-  readers: list[ExtrasSublayer] = [part for part in parts if 'extras' in part.reads]
-  for part in readers:
-    for name, value in part.init_extras(x).items():
-      shared = extras.setdefault(name, value)
-      if (shared.shape, shared.dtype) != (value.shape, value.dtype):
-        raise UserError(
-          f"layers of one stack share '{name}', but it is {shared.dtype}{list(shared.shape)} in one layer "
-          f'and {value.dtype}{list(value.shape)} in another: give both layers the same sizes'
-        )
-  return extras
+  def __getattr__(self, name: str) -> Any:
+    """Returns an attribute of the sublayer, so that names of parameters are paths of attributes."""
+    if '' not in vars(self):
+      raise AttributeError(name)
+    return getattr(vars(self)[''], name)

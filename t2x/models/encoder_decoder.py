@@ -10,13 +10,14 @@ from jaxtyping import Array, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers import Source, TextEmbedding, TokenEmbedding, Tokens, named_key
+from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, Output, recorded_by
+from t2x.models.interfaces import Body, Head, Output
 from t2x.models.language_model import LogitModel
 from t2x.models.spec import ModelSpec
 

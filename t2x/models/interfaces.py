@@ -48,11 +48,6 @@ class Output:
   tokens: Tokens | None = None
 
 
-def recorded_by(results: Mapping[str, Any]) -> dict[str, Array]:
-  """Returns the recorded arrays of parts as 'PART.NAME', from their results by name."""
-  return {f'{part}.{n}': array for part, r in results.items() for n, array in r.recorded.items()}
-
-
 @runtime_checkable
 class Layer(Protocol):
   """Interface of a stack's layers, which are residual blocks.

@@ -20,11 +20,12 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
+from t2x.layers.composites import initial_extras, least_max_length, recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
 from t2x.layers.keys import fold_in
-from t2x.models.block import Block, initial_extras
-from t2x.models.interfaces import Layer, LayerStack, recorded_by
+from t2x.models.block import Block
+from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
 
 __all__ = ['Stack']
@@ -185,8 +186,7 @@ class Stack(nnx.Module):
 
   @property
   def max_length(self) -> int | None:
-    lengths = [block.max_length for block in self.blocks]
-    return min((length for length in lengths if length is not None), default=None)
+    return least_max_length(self.blocks)
 
   def source_cache(self, source: Source) -> list[dict[str, Cache]]:
     """Returns the keys and values of the source, stacked as in `init_cache`.

@@ -25,9 +25,10 @@ from t2x.layers import (
   Tokens,
   named_key,
 )
+from t2x.layers.composites import recorded_by
 from t2x.layers.initializers import build_context, building
 from t2x.models.bodies import replace_parts
-from t2x.models.interfaces import Layer, LayerStack, recorded_by
+from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import check_unread, reads_of, recordable
 
 __all__ = ['Stages']

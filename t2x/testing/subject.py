@@ -23,8 +23,8 @@ from t2x.layers import (
   Sublayer,
   Tokens,
 )
+from t2x.layers.composites import initial_extras
 from t2x.layers.keys import row_keys
-from t2x.models.block import initial_extras
 
 BATCH = 4
 PROMPTS = np.asarray([2, 4, 3, 4])  # tokens per prompt

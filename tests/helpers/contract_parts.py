@@ -39,6 +39,7 @@ from t2x.layers import (
   NoBias,
   NormedHeads,
   NystromAttention,
+  Parallel,
   Plus,
   RelativeSinusoids,
   RMSNorm,
@@ -172,6 +173,19 @@ PARTS = {
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
   'MLP with a norm': {'build': part(MLP, hidden_dim=24, norm=LayerNorm)},
   'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},
+  'attention beside an MLP': {
+    'build': part(
+      Parallel,
+      parts={
+        'attention': part(attention, dropout_rate=0.1),
+        'simple': part(AttentionFree, bias=NoBias, num_heads=4),
+        'feed_forward': part(MLP, hidden_dim=24, dropout_rate=0.1),
+      },
+      norm=LayerNorm,
+      own_norms={'feed_forward': RMSNorm},
+    ),
+    'encoding': RoPE,
+  },
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24, dropout_rate=0.1)},
 }
 # The contracts that need a cache.

@@ -141,6 +141,13 @@ def test_gradients_equal_plain_differentiation_with_dropout_and_packed_rows(make
   check_gradients(built(make, *blocks))
 
 
+def test_gradients_of_parallel_sublayers(make):
+  feed_forward = part(MLP, hidden_dim=8, dropout_rate=0.1)
+  check_gradients(
+    built(make, part(ParallelBlock, mixer=ATTENTION, feed_forward=feed_forward, dropout_rate=0.1))
+  )
+
+
 def test_gradients_with_stochastic_depth(make):
   check_gradients(built(make, num_layers=3, stochastic_depth=0.6))
 
@@ -290,10 +297,6 @@ def test_memory_of_activations_does_not_grow_with_depth(make):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    (
-      {'blocks': [part(ParallelBlock, mixer=ATTENTION, feed_forward=part(MLP, hidden_dim=8))]},
-      'ParallelBlock .* use Block',
-    ),
     ({'blocks': [block(wiring=PostNorm)]}, 'wiring = @PostNorm of mixer .* use PreNorm'),
     ({'blocks': [block(encoding=Sinusoidal)]}, 'encoding = @Sinusoidal is added to the input'),
     ({'blocks': [block(part(ATTENTION, values=LearnedValueResidual))]}, 'passes arrays to later'),

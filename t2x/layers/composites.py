@@ -1,0 +1,61 @@
+"""Functions of parts that consist of several named parts."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.base.errors import UserError
+from t2x.layers.interfaces import ExtrasSublayer
+
+
+def set_part(module: nnx.Module, name: str, part: Any) -> None:
+  """Sets a part as an attribute of a module under construction. The empty name adds no level to the names of
+  parameters and recorded arrays.
+
+  Raises:
+    UserError: the module already has an attribute of this name.
+  """
+  if name in dir(module):
+    raise UserError(
+      f"a part of {type(module).__name__} cannot have the name '{name}', which is an attribute of the class: "
+      'choose another name'
+    )
+  setattr(module, name, part)
+
+
+def least_max_length(parts: Iterable[Any]) -> int | None:
+  """Returns the smallest maximum length of parts; None: no part has one."""
+  lengths = (part.max_length for part in parts)
+  return min((length for length in lengths if length is not None), default=None)
+
+
+def recorded_by(results: Mapping[str, Any]) -> dict[str, Array]:
+  """Returns the recorded arrays of parts as 'PART.NAME', from their results by name; those of the part '' as NAME."""
+  return {
+    f'{part}.{name}' if part else name: array
+    for part, result in results.items()
+    for name, array in result.recorded.items()
+  }
+
+
+def initial_extras(
+  parts: Iterable[Any], x: Float[Array, 'batch length d_model']
+) -> dict[str, Array]:
+  """Returns the initial extras of sublayers, or of the blocks of a stack, for the input `x`.
+
+  Raises:
+    UserError: two parts use the same name for arrays of different shapes or dtypes.
+  """
+  extras: dict[str, Array] = {}
+  readers: list[ExtrasSublayer] = [part for part in parts if 'extras' in part.reads]
+  for part in readers:
+    for name, value in part.init_extras(x).items():
+      shared = extras.setdefault(name, value)
+      if (shared.shape, shared.dtype) != (value.shape, value.dtype):
+        raise UserError(
+          f"layers of one stack share '{name}', but it is {shared.dtype}{list(shared.shape)} in one layer "
+          f'and {value.dtype}{list(value.shape)} in another: give both layers the same sizes'
+        )
+  return extras

@@ -1,0 +1,136 @@
+"""Sublayers side by side: they read the same input, and their outputs are added.
+
+PaLM (https://arxiv.org/abs/2204.02311, section 2) and GPT-NeoX (https://arxiv.org/abs/2204.06745, section 2.1) have
+attention beside the feed-forward layer, the Evolved Transformer (https://arxiv.org/abs/1901.11117) two convolutions,
+DeepSeekMoE (https://arxiv.org/abs/2401.06066) shared experts beside routed ones.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty
+from t2x.layers.caches import Cache
+from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
+from t2x.layers.initializers import build_context, building
+from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.keys import named_key
+
+__all__ = ['Parallel']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PartCaches(Cache):
+  """Caches of the parts of a sublayer.
+
+  Attributes:
+    parts: caches by the name of the part.
+  """
+
+  parts: Mapping[str, Any]
+
+  def share(self, copies: int, num_slots: int) -> 'PartCaches | None':
+    shared = {name: cache.share(copies, num_slots) for name, cache in self.parts.items()}
+    return None if None in shared.values() else PartCaches(shared)
+
+
+class Parallel(nnx.Module):
+  """Sum of sublayers of the same input: part_1(norm_1(x)) + part_2(norm_2(x)) + ....
+
+  It is one residual branch: the wiring around it adds the sum to the residual stream, with one draw of stochastic
+  depth. For initialisers that depend on depth, n parts count as n times as many branches, so that the variance of the
+  sum is that of a single part.
+
+  Args:
+    d_model: width of the input.
+    parts: builders of the sublayers by name.
+    norm: builds the norm of the input, which the parts share; None: no norm.
+    own_norms: builders of norms by part, which replace the shared norm.
+
+  Raises:
+    UserError: a name is taken, `own_norms` names no part, or no part uses `norm`.
+  """
+
+  implements = (Sublayer,)
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    parts: Annotated[Mapping[str, Callable[..., Sublayer]], NonEmpty],
+    norm: Callable[..., Norm] | None = None,
+    own_norms: Mapping[str, Callable[..., Norm]] | None = None,
+    rngs: nnx.Rngs,
+  ):
+    own_norms = own_norms or {}
+    if unknown := sorted(own_norms.keys() - parts.keys()):
+      raise UserError(
+        f"Parallel.own_norms has a norm for '{unknown[0]}', but the parts are {', '.join(parts)}"
+      )
+    if norm is not None and own_norms.keys() == parts.keys():
+      raise UserError(
+        'Parallel.norm has no effect, because each part has its own norm: leave it out'
+      )
+    self.names = tuple(parts)
+    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    for name, build_norm in own_norms.items():
+      set_part(self, f'{name}_norm', build_norm(d_model, rngs=rngs))
+    context, num = build_context(), len(parts)
+    for index, (name, build) in enumerate(parts.items()):
+      with building(
+        num_branches=None if context.num_branches is None else num * context.num_branches,
+        branch=None if context.branch is None else num * context.branch + index,
+      ):
+        set_part(self, name, build(d_model, rngs=rngs))
+
+  @property
+  def _parts(self) -> dict[str, Any]:
+    return {name: vars(self)[name] for name in self.names}
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return frozenset().union(*(part.reads for part in self._parts.values()))
+
+  @property
+  def max_length(self) -> int | None:
+    return least_max_length(self._parts.values())
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    return initial_extras(self._parts.values(), x)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> PartCaches | None:
+    caches = {name: part.init_cache(batch, num_slots, dtype) for name, part in self._parts.items()}
+    caches = {name: cache for name, cache in caches.items() if cache is not None}
+    return PartCaches(caches) if caches else None
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: PartCaches | None = None
+  ) -> Result:
+    """Returns the sum of the outputs of the parts; recorded arrays are those of the parts as 'PART.NAME'."""
+    old = {} if cache is None else cache.parts
+    shared = x if self.norm is None else self.norm(x)
+    results: dict[str, Result] = {}
+    for name, part in self._parts.items():
+      own_norm = vars(self).get(f'{name}_norm')
+      own = dataclasses.replace(
+        call,
+        key=named_key(call.key, name),
+        encoding=call.encoding if 'encoding' in part.reads else None,
+        source=call.source if 'source' in part.reads else None,
+      )
+      results[name] = part(shared if own_norm is None else own_norm(x), own, old.get(name))
+    return Result(
+      functools.reduce(operator.add, (result.x for result in results.values())),
+      None if cache is None else PartCaches({name: results[name].cache for name in old}),
+      functools.reduce(operator.add, (result.aux for result in results.values())),
+      recorded_by(results),
+      extras={name: value for r in results.values() for name, value in r.extras.items()},
+    )
