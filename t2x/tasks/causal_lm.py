@@ -88,7 +88,9 @@ class CausalLM(DistillableTokens):
   def summarise(self, means, info=None):
     """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""
     metrics = super().summarise(means, info)
-    if info and info.get('bytes') and not (info.get('cut_tokens') or self._loses_text(info)):
+    # A subclass may give tokens another weight.
+    whole = info and info.get('bytes') and means['loss'][1] == info.get('tokens')
+    if info and whole and not (info.get('cut_tokens') or self._loses_text(info)):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
 

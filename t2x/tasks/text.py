@@ -87,7 +87,10 @@ class TextTask(Task):
   def fitted(self) -> Tokenizer:
     """The tokenizer that the task is bound to."""
     if not isinstance(self.tokenizer, Fitted):
-      raise RuntimeError(f'{type(self).__name__} is not bound to a tokenizer: use task.bound(...)')
+      raise UserError(
+        f'{type(self).__name__} has no tokenizer yet: shapes are traced before it is trained, so set token ids that a '
+        'loss reads as settings (in Python: use task.bound(tokenizer))'
+      )
     return self.tokenizer.tokenizer
 
   def tokenizer_texts(self) -> Iterator[str]:

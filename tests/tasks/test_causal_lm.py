@@ -28,5 +28,6 @@ def test_bits_per_byte_is_left_out_if_the_tokenizer_changes_texts(tmp_path, toke
   (tmp_path / 'text.txt').write_text('one line\n\nAnother')
   source = TextFiles(train=str(tmp_path / 'text.txt'))
   task = CausalLM(source=source, tokenizer=Bytes(), length=8).bound(tokenizer)
-  metrics = task.summarise({'loss': (1.0, 1.0)}, {'bytes': 4, 'split': task.source.splits()[0]})
+  info = {'bytes': 4, 'tokens': 1, 'split': task.source.splits()[0]}
+  metrics = task.summarise({'loss': (1.0, 1.0)}, info)
   assert ('bits_per_byte' in metrics) == is_counted

@@ -166,7 +166,7 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity(task):
 
 def test_bits_per_byte_counts_the_bytes_of_the_split():
   task = CausalLM(**TEXT, length=8)
-  metrics = task.summarise({'loss': (100 * math.log(2), 50.0)}, {'bytes': 25})
+  metrics = task.summarise({'loss': (100 * math.log(2), 50.0)}, {'bytes': 25, 'tokens': 50})
   assert math.isclose(metrics['bits_per_byte'], 4.0)
 
 

@@ -124,9 +124,11 @@ def test_rows_of_one_segment_are_plain_rows(name):
 
 def test_bits_per_byte_is_left_out_where_tokens_or_characters_of_the_split_are():
   task, means = one_segment('causal'), {'loss': (1.0, 1.0)}
-  assert 'bits_per_byte' not in task.summarise(means, {'bytes': 4, 'lossy_texts': 1})
-  assert 'bits_per_byte' in task.summarise(means, {'bytes': 4, 'cut_tokens': 0})
-  assert 'bits_per_byte' not in task.summarise(means, {'bytes': 4, 'cut_tokens': 3})
+  info = {'bytes': 4, 'tokens': 1}
+  assert 'bits_per_byte' in task.summarise(means, info)
+  # Of two tokens one has no weight.
+  for missing in ({'lossy_texts': 1}, {'cut_tokens': 3}, {'tokens': 2}):
+    assert 'bits_per_byte' not in task.summarise(means, info | missing)
 
 
 def test_rows_with_room_for_other_pieces_are_not_full():
