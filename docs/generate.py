@@ -76,6 +76,9 @@ def run_section(path: Path) -> str:
   """Returns the description, the commands and the result in the header of a config."""
   blocks = [f'### {path.name}']
   for paragraph in header(path):
+    # They are on the page of systems.
+    if paragraph[0].startswith('System:'):
+      continue
     indented = all(line.startswith('  ') for line in paragraph)
     text = textwrap.dedent('\n'.join(paragraph))
     blocks.append(f'```sh\n{text}\n```' if indented else text)
@@ -95,13 +98,15 @@ def systems_page() -> str:
   found = systems(ROOT)
   lines = [
     '# Systems',
-    f'{len(found)} systems of the literature, each with a config that trains it, and the largest difference from an independent '
+    f'{len(found)} systems of the literature, each with a config that trains it or the command that imports it, and the largest difference from an independent '
     'implementation that its test measured, relative to the largest element. `t2x systems NAME` prints the test and the result.',
   ]
   for group in dict.fromkeys(system.group for system in found):
     rows = [
       (
-        f'[{s.name}]({s.paper})' if s.paper.startswith('http') else f'{s.name} ({s.paper})',
+        f'[{s.name}]({s.paper})'
+        if s.paper.startswith('http')
+        else f'{s.name}, {s.paper}'.removesuffix(', '),
         f'`{s.config}`',
         largest(s),
         s.result,

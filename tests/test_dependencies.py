@@ -55,7 +55,9 @@ def test_tests_of_the_extra_test_need_no_other_extra():
   extras = PROJECT['optional-dependencies']
   known = {package(one) for group in ('test', 'samples', 'data') for one in extras[group]}
   known |= {package(one) for one in PROJECT['dependencies']}
-  others = {package(one) for name in ('parity', 'browser', 'docs') for one in extras[name]} - known
+  others = {
+    package(one) for name in ('references', 'parity', 'browser', 'docs') for one in extras[name]
+  } - known
   assert {'torch', 'transformers', 'playwright'} <= others
   for path in (ROOT / 'tests').rglob('*.py'):
     for node in ast.parse(path.read_text()).body:

@@ -48,10 +48,10 @@ def largest(system: 'System') -> str:
   """Returns the reference of a system and the largest difference that its test measured, as text."""
   rows = [
     f'{reference}: '
-    + ', '.join(f'{of} {row[of]:.0e}' for of in ('outputs', 'gradients') if of in row)
+    + ', '.join(f'{of} {row[of]:.0e}' if row[of] else f'{of} 0' for of in row if of != 'test')
     for reference, row in system.references.items()
   ]
-  return '; '.join(rows) or 'formula in its test'
+  return '; '.join(rows) or 'no difference recorded'
 
 
 def _counts(systems: 'Sequence[System]') -> list[str]:
@@ -60,9 +60,9 @@ def _counts(systems: 'Sequence[System]') -> list[str]:
 
   groups = sorted({system.group for system in systems})
   rows = [(g, str(sum(system.group == g for system in systems))) for g in groups]
-  packages = [
-    system for system in systems if any(not r.startswith('NumPy') for r in system.references)
-  ]
+  # Other references are formulas and published code that the test contains.
+  own = ('NumPy', 'PyTorch')
+  packages = [s for s in systems if any(not r.startswith(own) for r in s.references)]
   return [
     *text_table([('group', 'systems'), *rows], '<>').splitlines(),
     f'{len(systems)} systems; {len(packages)} are compared with an independent package',
@@ -86,7 +86,8 @@ def _listed(systems: 'Sequence[System]') -> Iterator[str]:
 def _described(system: 'System', width: int) -> Iterator[str]:
   """Yields the lines about a system."""
   yield f'{system.name} ({system.group})'
-  yield f'  paper      {system.paper}'
+  if system.paper:
+    yield f'  paper      {system.paper}'
   yield f'  config     {system.config}'
   for reference, row in system.references.items():
     differences = ', '.join(f'{of} {row[of]:.1e}' for of in ('outputs', 'gradients') if of in row)

@@ -1,6 +1,7 @@
 """Systems in the headers of configs, and `t2x systems`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,22 @@ def test_wrong_lines_are_errors(checkout, line, message):
   (checkout / 'configs' / 'b.gin').write_text(line)
   with pytest.raises(UserError, match=message):
     systems(checkout)
+
+
+def test_recorded_differences_are_of_listed_systems_and_of_tests_that_exist():
+  recorded = json.loads((ROOT / 'tests' / 'differences.json').read_text())
+  listed = {system.name for system in systems(ROOT) if system.group != 'imported'}
+  table = (ROOT / 'docs' / 'pretrained.md').read_text().split('\n| family | parameters')[1]
+  families = {
+    row.split(' | ')[0].lstrip('| ') for row in table.splitlines() if row.startswith('| ')
+  }
+  assert recorded.keys() <= listed | families
+  for name, rows in recorded.items():
+    for reference, row in rows.items():
+      path, test = row['test'].split('::')
+      text = (ROOT / path).read_text()
+      assert re.search(rf'^def {test}\(', text, re.MULTILINE), f'{name}, {reference}'
+      assert row.keys() & {'outputs', 'gradients'}
 
 
 def test_another_folder_is_an_error(tmp_path):

@@ -75,7 +75,7 @@ def gradients(model, x, labels, weights, **settings):
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_the_loss_equals_pytorchs_with_label_smoothing(smoothing):
+def test_the_loss_equals_pytorchs_with_label_smoothing(smoothing, compared):
   rng = np.random.default_rng(0)
   logits = (rng.normal(size=(40, VOCAB)) * 3).astype(np.float32)
   labels = rng.integers(0, VOCAB, 40)
@@ -83,10 +83,11 @@ def test_the_loss_equals_pytorchs_with_label_smoothing(smoothing):
     torch.tensor(logits), torch.tensor(labels), label_smoothing=smoothing, reduction='none'
   )
   loss = cross_entropy(jnp.asarray(logits), jnp.asarray(labels), smoothing)
-  np.testing.assert_allclose(loss, expected.numpy(), rtol=1e-5, atol=1e-6)
+  system = 'label smoothing', 'torch cross_entropy'
+  compared(*system, loss, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_z_loss_equals_float64():
+def test_the_z_loss_equals_float64(compared):
   rng = np.random.default_rng(0)
   logits, labels = rng.normal(size=(4, 5, VOCAB)) * 3 + 2, rng.integers(0, VOCAB, (4, 5))
   weights = (rng.random((4, 5)) < 0.7).astype(np.float64)
@@ -95,7 +96,8 @@ def test_the_z_loss_equals_float64():
   added = 1e-2 * normaliser**2
   arrays = jnp.asarray(logits, jnp.float32), jnp.asarray(labels), jnp.asarray(weights, jnp.float32)
   sums = classification_sums(*arrays, z_loss=1e-2)
-  np.testing.assert_allclose(sums['loss'][0], ((losses + added) * weights).sum(), rtol=1e-6)
+  system, total = ('z-loss', 'NumPy, float64'), ((losses + added) * weights).sum()
+  compared(*system, sums['loss'][0], total, rtol=1e-6, atol=0)
   np.testing.assert_allclose(sums['z_loss'], ((added * weights).sum(), weights.sum()), rtol=1e-6)
   assert 'z_loss' not in classification_sums(*arrays)
 

@@ -29,7 +29,7 @@ def parts(make, head, num_softmaxes=3):
 
 
 @pytest.mark.parametrize('head', [TiedHead, LMHead])
-def test_log_probabilities_match_the_formula(head, make):
+def test_log_probabilities_match_the_formula(head, make, compared):
   mixture, embedding = parts(make, head)
   table = embedding.table[...].T if head is TiedHead else mixture.head.out.kernel[...]
   table, x, prior, latent, bias = (
@@ -47,7 +47,8 @@ def test_log_probabilities_match_the_formula(head, make):
     expected += weight[..., None] * softmax(np.tanh(x @ latent[:, k] + bias[k]) @ table)
   got = mixture(X, embedding)
   assert got.dtype == jnp.float32
-  np.testing.assert_allclose(np.exp(got), expected, atol=1e-6)
+  system = 'mixture of softmaxes', 'NumPy, float64'
+  compared(*system, np.exp(got), expected, rtol=1e-7, atol=1e-6)
   np.testing.assert_allclose(jax.nn.log_softmax(got), got, atol=1e-5)
 
 

@@ -26,6 +26,7 @@ torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed
 pytestmark = pytest.mark.nightly
 
 WIDTH, HEADS, LENGTH, TAPS = 24, 3, 10, 5
+TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 rng = np.random.default_rng(0)
 X = rng.normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
 WEIGHTS = rng.normal(size=X.shape).astype(np.float32)
@@ -50,15 +51,17 @@ def fairseq(name):
 
 @pytest.mark.parametrize(('pattern', 'before'), [(Causal(), TAPS - 1), (Full(), TAPS // 2)])
 @pytest.mark.parametrize('kind', [LightweightConvolution, DynamicConvolution])
-def test_convolutions_equal_fairseq(kind, pattern, before):
+def test_convolutions_equal_fairseq(kind, pattern, before, compared):
   ours = perturbed(kind(WIDTH, num_heads=HEADS, kernel_size=TAPS, rngs=nnx.Rngs(0)))
   settings = {'kernel_size': TAPS, 'padding_l': before, 'num_heads': HEADS, 'weight_softmax': True}
   if kind is LightweightConvolution:
     theirs = fairseq('lightweight_convolution').LightweightConv1dTBC(WIDTH, **settings)
     taps, own = theirs.weight, ours.kernel[...][:, None]
+    system = 'lightweight convolution', 'fairseq 0.12.2 LightweightConv1dTBC'
   else:
     theirs = fairseq('dynamic_convolution').DynamicConv1dTBC(WIDTH, **settings)
     taps, own = theirs.weight_linear.weight, ours.kernel.kernel[...].reshape(WIDTH, -1).T
+    system = 'dynamic convolution', 'fairseq 0.12.2 DynamicConv1dTBC'
   with torch.no_grad():
     taps.copy_(tensor(own))
   gate, out = (tensor(part.kernel[...]) for part in (ours.gate, ours.out))
@@ -73,17 +76,17 @@ def test_convolutions_equal_fairseq(kind, pattern, before):
     return (y * WEIGHTS).sum(), y
 
   (gradient, x_gradient), y_ours = jax.grad(weighted, (0, 1), has_aux=True)(ours, jnp.asarray(X))
-  np.testing.assert_allclose(y_ours, y.detach().numpy(), rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(x_gradient, x.grad.numpy(), rtol=1e-5, atol=1e-5)
+  compared(*system, y_ours, y.detach().numpy(), **TOLERANCE)
+  compared(*system, x_gradient, x.grad.numpy(), **TOLERANCE, of='gradients')
   if kind is LightweightConvolution:
     taps_gradient = gradient.kernel[...][:, None]
   else:
     taps_gradient = gradient.kernel.kernel[...].reshape(WIDTH, -1).T
-  np.testing.assert_allclose(taps_gradient, taps.grad.numpy(), rtol=1e-5, atol=1e-5)
+  compared(*system, taps_gradient, taps.grad.numpy(), **TOLERANCE, of='gradients')
 
 
 @pytest.mark.parametrize('scores', [AdditiveScores, BilinearScores])
-def test_scores_equal_joeynmt(scores):
+def test_scores_equal_joeynmt(scores, compared):
   joeynmt = archives.module('joeynmt', '2.3.0', 'joeynmt.attention')
   ours = perturbed(MultiHeadAttention(WIDTH, num_heads=1, scores=scores, rngs=nnx.Rngs(0)))
   states = rng.normal(size=(2, 7, WIDTH)).astype(np.float32)
@@ -98,9 +101,11 @@ def test_scores_equal_joeynmt(scores):
   )
   w = tensor(ours.scores.w[...])
   if scores is AdditiveScores:
+    system = 'additive scores', 'joeynmt 2.3.0 BahdanauAttention'
     theirs = joeynmt.BahdanauAttention(WIDTH, WIDTH, WIDTH)
     copies = {'key_layer': torch.eye(WIDTH), 'query_layer': torch.eye(WIDTH), 'energy_layer': w}
   else:
+    system = 'bilinear scores', 'joeynmt 2.3.0 LuongAttention'
     theirs = joeynmt.LuongAttention(WIDTH, WIDTH)
     copies = {'key_layer': w[0]}
   with torch.no_grad():
@@ -113,4 +118,4 @@ def test_scores_equal_joeynmt(scores):
   expected = ours.out(jnp.asarray(context.numpy())[:, :, None])
   source = Source(jnp.asarray(states), Tokens.row(7, segments=jnp.asarray(segments)))
   y, _ = applied(ours, jnp.asarray(X), source=source)
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared(*system, y, expected, **TOLERANCE)

@@ -13,7 +13,7 @@ from t2x.models import Output
 from t2x.tasks import ImageClassification, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-reason = "the extra 'parity' is not installed"
+reason = "the extra 'references' is not installed"
 auto_augment = pytest.importorskip('timm.data.auto_augment', reason=reason)
 mixup = pytest.importorskip('timm.data.mixup', reason=reason)
 soft_target_loss = pytest.importorskip('timm.loss', reason=reason).SoftTargetCrossEntropy()
@@ -41,7 +41,7 @@ FILL = (128, 128, 128)
 
 @pytest.mark.parametrize('sign', [1, -1])
 @pytest.mark.parametrize('index', OPERATIONS, ids=[name for name, _ in OPERATIONS.values()])
-def test_rand_augment_equals_timm(index, sign, monkeypatch):
+def test_rand_augment_equals_timm(index, sign, monkeypatch, compared):
   # timm draws the sign, and moves by 0.45 of the width at most where AutoAugment moves by 150 of 331 pixels.
   monkeypatch.setattr(auto_augment.random, 'random', lambda: 0.0 if sign > 0 else 1.0)
   name, levels = OPERATIONS[index]
@@ -51,7 +51,7 @@ def test_rand_augment_equals_timm(index, sign, monkeypatch):
       PICTURE, *(level or ()), fillcolor=FILL, resample=Image.NEAREST
     )
     ours = operations()[index](PICTURE, magnitude / LARGEST, sign, FILL[0])
-    np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected))
+    compared('RandAugment', 'timm', ours, expected, atol=0)
 
 
 @pytest.mark.parametrize('magnitude', [0, 5, 10])
@@ -75,7 +75,7 @@ WEIGHTS = rng.normal(size=(64, 10)).astype(np.float32)
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_mixup_equals_timm(smoothing, monkeypatch):
+def test_mixup_equals_timm(smoothing, monkeypatch, compared):
   share = 0.3
   # timm mixes each image with that of the reversed batch.
   monkeypatch.setattr(jax.random, 'beta', lambda key, a, b, shape: jnp.full(shape, share))
@@ -92,6 +92,6 @@ def test_mixup_equals_timm(smoothing, monkeypatch):
   key = jax.random.key(0)
   arrays = {'image': jnp.asarray(images), 'label': jnp.asarray(labels), 'weight': jnp.ones(6)}
   batch = task.batch(arrays, key)
-  np.testing.assert_allclose(batch['image'], x.numpy(), rtol=1e-6, atol=1e-6)
+  compared('MixUp', 'timm', batch['image'], x.numpy(), rtol=1e-6, atol=1e-6)
   total, weight = task.sums(Linear(), batch, key).metrics['loss']
-  np.testing.assert_allclose(total / weight, expected, rtol=1e-5)
+  compared('MixUp', 'timm', total / weight, expected, rtol=1e-5, atol=0)

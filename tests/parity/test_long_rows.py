@@ -27,6 +27,7 @@ WIDTH, HEADS = 12, 2
 HEAD_DIM = WIDTH // HEADS
 # The difference relative to the largest output.
 TOLERANCE = 1e-5
+MEMORY_COMPRESSED = 'memory-compressed attention', 'memory-compressed-attention'
 
 
 def copied(tensor, *shape):
@@ -57,12 +58,18 @@ def inputs(length, rows=2):
   return np.random.default_rng(1).normal(size=(rows, length, WIDTH)).astype(np.float32)
 
 
-def assert_close(actual, expected):
-  expected = expected.detach().numpy()
-  np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+@pytest.fixture
+def assert_close(compared):
+  """`assert_close(system, reference, actual, expected)`: equal up to the tolerance."""
+
+  def check(system, reference, actual, expected):
+    expected = expected.detach().numpy()
+    compared(system, reference, actual, expected, atol=TOLERANCE * np.abs(expected).max())
+
+  return check
 
 
-def test_big_bird_equals_block_sparse_attention_of_transformers():
+def test_big_bird_equals_block_sparse_attention_of_transformers(assert_close):
   """With the random blocks of the pattern, in training mode: in evaluation mode all of theirs are block 0."""
   from transformers.models.big_bird import modeling_big_bird
 
@@ -87,11 +94,12 @@ def test_big_bird_equals_block_sparse_attention_of_transformers():
   expected = theirs(torch.tensor(x), band, from_mask, to_mask, blocked, blocked)[0]
   tokens = Tokens.row(length, segments=jnp.asarray(is_token, jnp.int32))
   y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=pattern)
-  assert_close(y[0], expected[0])
-  assert_close(y[1, :35], expected[1, :35])
+  system = 'BigBird', 'transformers BigBirdBlockSparseAttention'
+  assert_close(*system, y[0], expected[0])
+  assert_close(*system, y[1, :35], expected[1, :35])
 
 
-def test_global_local_attention_equals_longformer_of_transformers():
+def test_global_local_attention_equals_longformer_of_transformers(assert_close):
   """A window of 4 shows 2 tokens on each side, in rows of a multiple of it; padding and marked global tokens."""
   from transformers.models.longformer import modeling_longformer
 
@@ -121,11 +129,12 @@ def test_global_local_attention_equals_longformer_of_transformers():
   segments, marks = jnp.asarray(mask >= 0, jnp.int32), {'global': jnp.asarray(mask > 0)}
   tokens = Tokens.row(length, segments=segments, marks=marks)
   y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=Window(3) | Marked('global'))
-  assert_close(y[0], expected[0])
-  assert_close(y[1, :13], expected[1, :13])
+  system = 'Longformer', 'transformers LongformerSelfAttention'
+  assert_close(*system, y[0], expected[0])
+  assert_close(*system, y[1, :13], expected[1, :13])
 
 
-def test_nystrom_attention_equals_nystromformer_of_transformers():
+def test_nystrom_attention_equals_nystromformer_of_transformers(assert_close):
   """Without a mask, with which transformers 5 fails, and with a starting point of its iteration per head."""
   from transformers.models.nystromformer import modeling_nystromformer
 
@@ -148,13 +157,14 @@ def test_nystrom_attention_equals_nystromformer_of_transformers():
   ours.conv[...] = copied(theirs.conv.weight, HEADS, 7).T
   x = inputs(length)
   y, _ = applied(ours, jnp.asarray(x))
-  assert_close(y, theirs(torch.tensor(x))[0])
+  system = 'Nyströmformer', 'transformers NystromformerSelfAttention'
+  assert_close(*system, y, theirs(torch.tensor(x))[0])
 
 
 def memory_compressed(pattern):
   """The mixer of the package with random weights, and ours with the same."""
   package = pytest.importorskip(
-    'memory_compressed_attention', reason="the extra 'parity' is not installed"
+    'memory_compressed_attention', reason="the extra 'references' is not installed"
   )
   theirs = package.MemoryCompressedAttention(
     WIDTH, heads=HEADS, causal=pattern == Causal(), compression_factor=4
@@ -181,15 +191,17 @@ def memory_compressed(pattern):
 
 
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
-def test_memory_compressed_attention_equals_its_package(pattern):
+def test_memory_compressed_attention_equals_its_package(pattern, assert_close):
   """Their scores are divided by the root of the width."""
   theirs, ours = memory_compressed(pattern)
   x = inputs(20)
   y, _ = applied(ours, jnp.asarray(x), pattern=pattern)
-  assert_close(y, theirs(torch.tensor(x)))
+  assert_close(*MEMORY_COMPRESSED, y, theirs(torch.tensor(x)))
 
 
-def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_of_its_package():
+def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_of_its_package(
+  assert_close,
+):
   """The package pads rows whose length the ratio does not divide at their start, so that its outputs for the same
   tokens depend on the length of the row; ours do not."""
   theirs, ours = memory_compressed(Causal())
@@ -197,6 +209,6 @@ def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_
   expected = theirs(torch.tensor(x))
   for length in range(1, 20):
     y, _ = applied(ours, jnp.asarray(x[:, :length]), pattern=Causal())
-    assert_close(y, expected[:, :length])
+    assert_close(*MEMORY_COMPRESSED, y, expected[:, :length])
   shorter = theirs(torch.tensor(x[:, :18]))
   assert (shorter - expected[:, :18]).abs().max() > 0.1 * expected.abs().max()

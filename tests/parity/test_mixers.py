@@ -28,11 +28,12 @@ from t2x.layers.mixers.feature_maps import orthogonal_normal
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
 WIDTH, HEADS, LENGTH = 24, 3, 10
+TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
 
 
-def test_linformer_equals_the_package_linformer():
-  linformer = pytest.importorskip('linformer', reason="the extra 'parity' is not installed")
+def test_linformer_equals_the_package_linformer(compared):
+  linformer = pytest.importorskip('linformer', reason="the extra 'references' is not installed")
   torch.manual_seed(0)
   theirs = linformer.LinformerSelfAttention(WIDTH, seq_len=12, k=5, heads=HEADS)
   ours = Linformer(
@@ -58,13 +59,13 @@ def test_linformer_equals_the_package_linformer():
   for x in (X, np.concatenate([X, X[:, :2]], axis=1)):
     expected = theirs(torch.tensor(x)).detach().numpy()
     y, _ = applied(ours, jnp.asarray(x))
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    compared('Linformer', 'linformer', y, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
-def test_linear_attention_equals_the_package_performer_pytorch(pattern):
+def test_linear_attention_equals_the_package_performer_pytorch(pattern, compared):
   package = pytest.importorskip(
-    'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
+    'performer_pytorch.performer_pytorch', reason="the extra 'references' is not installed"
   )
   ours = LinearAttention(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
   q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(3 * X)))
@@ -75,14 +76,16 @@ def test_linear_attention_equals_the_package_performer_pytorch(pattern):
     y = package.linear_attention(q, k, v)
   expected = ours.out(jnp.asarray(y.numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(3 * X), pattern=pattern)
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared('linear attention', 'performer-pytorch', y, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize('features', [FavorPlus, ReluFeatures])
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
-def test_random_features_equal_the_package_performer_pytorch(pattern, features, monkeypatch):
+def test_random_features_equal_the_package_performer_pytorch(
+  pattern, features, monkeypatch, compared
+):
   package = pytest.importorskip(
-    'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
+    'performer_pytorch.performer_pytorch', reason="the extra 'references' is not installed"
   )
   # The package adds 1e-4 to the features, after dividing those of the keys by the largest of the row.
   exact = functools.partial(package.softmax_kernel, eps=0.0)
@@ -105,10 +108,10 @@ def test_random_features_equal_the_package_performer_pytorch(pattern, features, 
   q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(X)))
   expected = ours.out(jnp.asarray(theirs(q, k, v).numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(X), pattern=pattern)
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared('Performer', 'performer-pytorch', y, expected, **TOLERANCE)
 
 
-def test_gated_delta_net_equals_qwen3_next_in_transformers():
+def test_gated_delta_net_equals_qwen3_next_in_transformers(compared):
   qwen = pytest.importorskip(
     'transformers.models.qwen3_next.modeling_qwen3_next',
     reason="the extra 'parity' is not installed",
@@ -150,7 +153,8 @@ def test_gated_delta_net_equals_qwen3_next_in_transformers():
   ours.out.kernel[...] = jnp.asarray(out.reshape(HEADS, dim, WIDTH))
   expected = theirs(torch.tensor(X)).detach().numpy()
   y, _ = run(ours, jnp.asarray(X), pattern=Causal())
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  system = 'gated delta rule', 'transformers Qwen3NextGatedDeltaNet'
+  compared(*system, y, expected, **TOLERANCE)
   # Their single-token form, with a cache.
   cache = qwen.DynamicCache(config=config)
   theirs(torch.tensor(X[:, :-1]), cache_params=cache)
@@ -158,12 +162,12 @@ def test_gated_delta_net_equals_qwen3_next_in_transformers():
   _, state = run(ours, jnp.asarray(X[:, :-1]), pattern=Causal(), state=empty(ours, 2, LENGTH))
   tokens = Tokens(jnp.full((2, 1), LENGTH - 1))
   y, _ = run(ours, jnp.asarray(X[:, -1:]), pattern=Causal(), tokens=tokens, state=state)
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared(*system, y, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize('name', ['AFTFull', 'AFTSimple', 'AFTLocal'])
-def test_attention_free_equals_the_package_aft_pytorch(name):
-  package = pytest.importorskip('aft_pytorch', reason="the extra 'parity' is not installed")
+def test_attention_free_equals_the_package_aft_pytorch(name, compared):
+  package = pytest.importorskip('aft_pytorch', reason="the extra 'references' is not installed")
   torch.manual_seed(0)
   settings = {'s': 4} if name == 'AFTLocal' else {}
   theirs = getattr(package, name)(max_seqlen=LENGTH, dim=WIDTH, hidden_dim=16, **settings)
@@ -192,4 +196,4 @@ def test_attention_free_equals_the_package_aft_pytorch(name):
     ours.bias.table[...] = jnp.asarray(table.reshape(ours.bias.table.shape))
   expected = theirs(torch.tensor(X)).detach().numpy()
   y, _ = jax.jit(applied)(ours, jnp.asarray(X))
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared('AFT', f'aft-pytorch {name}', y, expected, **TOLERANCE)

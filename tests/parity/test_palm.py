@@ -25,7 +25,7 @@ BLOCK = 'body.stack.blocks.0'
 
 def palm():
   """Returns the model of the package."""
-  package = pytest.importorskip('palm_pytorch', reason="the extra 'parity' is not installed")
+  package = pytest.importorskip('palm_pytorch', reason="the extra 'references' is not installed")
   torch.manual_seed(0)
   return package.PaLM(
     dim=WIDTH,
@@ -76,7 +76,7 @@ def imported(theirs):
   return jax.tree.unflatten(jax.tree.structure(ours), [jnp.asarray(arrays[name]) for name in names])
 
 
-def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed, add_row):
+def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed, add_row, compared):
   theirs = perturbed(palm(), std=0.1)
   ours = imported(theirs)
   ids = torch.tensor(IDS)
@@ -103,7 +103,9 @@ def test_logits_and_gradients_equal_those_of_the_package_palm_pytorch(perturbed,
   row['gradients, relative'] = max(relative.values())
   add_row('parity with PaLM-pytorch', 'small_palm', {name: f'{x:.1e}' for name, x in row.items()})
   assert float(loss) == pytest.approx(theirs_loss.item(), abs=1e-6)
-  assert difference < 1e-5
+  system = 'PaLM', 'palm-pytorch'
+  compared(*system, logits, theirs_logits.detach().numpy())
   assert max(differences.values()) < 1e-6, differences
-  # Relative to the largest gradient of each tensor.
-  assert max(relative.values()) < 1e-5, relative
+  for name, gradient in named_leaves(gradients):
+    atol = 1e-5 * np.abs(expected[name]).max()
+    compared(*system, gradient, expected[name], atol=atol, of='gradients')

@@ -153,7 +153,7 @@ def split_heads(weight):
   return jnp.asarray(weight.detach().numpy().T.reshape(WIDTH, HEADS, SIZE))
 
 
-def test_addresses_equal_the_attention_of_detr():
+def test_addresses_equal_the_attention_of_detr(compared):
   from transformers.models.detr import modeling_detr
 
   torch.manual_seed(0)
@@ -174,7 +174,9 @@ def test_addresses_equal_the_attention_of_detr():
   table = np.asarray(Sinusoidal(WIDTH, rngs=nnx.Rngs(0)).embed(jnp.zeros_like(X), Tokens.row(9)))
   mask = torch.where(torch.tensor(PADDED)[:, None, None], 0.0, -1e30)
   expected, _ = theirs(torch.tensor(X), mask, torch.tensor(table))
-  np.testing.assert_allclose(np.asarray(y)[PADDED], expected.detach().numpy()[PADDED], atol=1e-5)
+  system = 'positions in queries and keys only', 'transformers DetrSelfAttention'
+  wanted = expected.detach().numpy()[PADDED]
+  compared(*system, np.asarray(y)[PADDED], wanted, rtol=1e-7)
 
 
 def published_cope(query, attn_logits, pos_emb):
@@ -193,7 +195,7 @@ def published_cope(query, attn_logits, pos_emb):
 
 # More positions than keys, and fewer, where positions are clipped.
 @pytest.mark.parametrize('positions', [12, 3])
-def test_cope_equals_its_published_code(positions):
+def test_cope_equals_its_published_code(positions, compared):
   """The terms of the scores, and the gradients of queries, keys and vectors."""
   q, k = (RNG.normal(size=(2, 9, HEADS, SIZE)).astype(np.float32) for _ in range(2))
   table = RNG.normal(size=(positions, SIZE)).astype(np.float32)
@@ -216,9 +218,10 @@ def test_cope_equals_its_published_code(positions):
 
   arrays = [jnp.asarray(a) for a in (q, k, table)]
   ours = np.asarray(terms(*arrays))
-  difference = np.abs(ours - expected.detach().numpy())[:, :, mask]
-  assert difference.max() < 1e-5
+  system = 'CoPE', 'PyTorch, the published code'
+  compared(*system, ours[:, :, mask], expected.detach().numpy()[:, :, mask])
   gradients = jax.grad(lambda *a: (terms(*a) * weights * mask).sum(), (0, 1, 2))(*arrays)
   for gradient, leaf in zip(gradients, leaves, strict=True):
     wanted = leaf.grad.numpy()
-    np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max())
+    atol = 1e-5 * np.abs(wanted).max()
+    compared(*system, gradient, wanted, rtol=1e-7, atol=atol, of='gradients')

@@ -70,7 +70,7 @@ def gpt2():
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 def test_loss_of_packed_pairs_equals_that_of_gpt2_with_masks(
-  gpt2, perturbed, imported, bidirectional
+  gpt2, perturbed, imported, bidirectional, compared
 ):
   theirs = perturbed(gpt2).eval()
   pattern = Causal() | Prefix() if bidirectional else Causal()
@@ -79,7 +79,8 @@ def test_loss_of_packed_pairs_equals_that_of_gpt2_with_masks(
   batch = packed()
   loss, count = jax.jit(lambda m: TASK.sums(m, batch, None).metrics['loss'])(model)
   assert count == sum(target + 1 for _, target in SIZES)
-  np.testing.assert_allclose(loss, torch_loss(theirs, bidirectional), rtol=1e-6)
+  system = 'prefix LM', 'transformers GPT2LMHeadModel'
+  compared(*system, loss, torch_loss(theirs, bidirectional), rtol=1e-6, atol=0)
 
 
 def test_a_task_without_prefixes_refuses_a_model_that_reads_them(gpt2, imported):

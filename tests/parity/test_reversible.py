@@ -16,6 +16,7 @@ torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed
 part = functools.partial
 WIDTH, HEADS, HIDDEN, LENGTH, NUM_LAYERS = 16, 4, 24, 10, 3
 EPSILON = 1e-6
+SYSTEM = 'reversible layers', 'transformers ReformerEncoder'
 
 
 def reformer():
@@ -75,8 +76,13 @@ def converted(tensor, shape):
   return array.T.reshape(shape) if shape else array
 
 
-def check(ours, theirs):
-  assert np.linalg.norm(ours - theirs) < 2e-6 * np.linalg.norm(theirs)
+@pytest.fixture
+def check(compared):
+  def close(ours, theirs, of='gradients'):
+    assert np.linalg.norm(ours - theirs) < 2e-6 * np.linalg.norm(theirs)
+    compared(*SYSTEM, ours, theirs, atol=2e-6 * np.linalg.norm(theirs), of=of)
+
+  return close
 
 
 def decoder():
@@ -91,7 +97,7 @@ def decoder():
   return Decoder(WIDTH, stack=stack, final_norm=ln, pattern=Causal(), rngs=nnx.Rngs(0))
 
 
-def test_outputs_and_gradients_equal_those_of_the_reformer_of_transformers():
+def test_outputs_and_gradients_equal_those_of_the_reformer_of_transformers(check):
   encoder = reformer()
   x = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32).astype(np.float64)
   weights = np.random.default_rng(1).normal(size=(2, LENGTH, 2 * WIDTH))
@@ -111,7 +117,7 @@ def test_outputs_and_gradients_equal_those_of_the_reformer_of_transformers():
 
   gradient = jax.value_and_grad(loss, (0, 1), has_aux=True)
   (_, y), (d_body, d_x) = gradient(body, jnp.asarray(x, jnp.float32))
-  check(y, theirs.detach().numpy())
+  check(y, theirs.detach().numpy(), 'outputs')
   check(d_x, theirs_x.grad.numpy())
   for layer in range(NUM_LAYERS):
     for ours, tensor, shape in pairs(d_body, encoder, layer):

@@ -13,6 +13,8 @@ torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed
 
 WIDTH, HEADS, LENGTH = 24, 3, 16
 HEAD_DIM = WIDTH // HEADS
+LSH = 'Reformer', 'transformers LSHSelfAttention'
+SINKHORN = 'Sinkhorn Transformer', 'sinkhorn-transformer SinkhornAttention'
 X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
 
 
@@ -78,7 +80,7 @@ def limit_to_near_places_of_a_bucket(theirs, buckets, chunk, monkeypatch):
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 @pytest.mark.parametrize('padded', [False, True])
 def test_lsh_attention_equals_transformers_with_the_condition_of_the_same_bucket(
-  pattern, padded, monkeypatch
+  pattern, padded, monkeypatch, compared
 ):
   chunk, buckets, rounds = 4, 4, 3
   theirs, rotations = reformer(chunk, buckets, rounds, pattern == Causal())
@@ -95,14 +97,14 @@ def test_lsh_attention_equals_transformers_with_the_condition_of_the_same_bucket
   y, _ = applied(
     ours, jnp.asarray(X), pattern=pattern, tokens=Tokens.row(LENGTH, segments=segments)
   )
-  compared = present if padded else np.ones_like(present)
-  np.testing.assert_allclose(y[compared], expected[compared], rtol=1e-5, atol=2e-6)
+  rows = present if padded else np.ones_like(present)
+  compared(*LSH, y[rows], expected[rows], rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 @pytest.mark.parametrize('chunk', [LENGTH // 2, LENGTH])
 def test_lsh_attention_equals_unchanged_transformers_if_all_tokens_have_one_hash(
-  chunk, pattern, monkeypatch
+  chunk, pattern, monkeypatch, compared
 ):
   """With two chunks in a row theirs sees all tokens; with one it uses plain attention."""
   theirs, rotations = reformer(chunk, 2, 1, pattern == Causal())
@@ -117,23 +119,23 @@ def test_lsh_attention_equals_unchanged_transformers_if_all_tokens_have_one_hash
     expected = theirs(x).hidden_states.numpy()
   ours = copied_lsh(theirs, rotations, monkeypatch, chunk=LENGTH, num_buckets=2, rounds=1)
   y, _ = applied(ours, jnp.asarray(x, jnp.float32), pattern=pattern)
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
+  compared(*LSH, y, expected, rtol=1e-5, atol=2e-6)
 
 
 def sinkhorn_package():
   return pytest.importorskip(
-    'sinkhorn_transformer.sinkhorn_transformer', reason="the extra 'parity' is not installed"
+    'sinkhorn_transformer.sinkhorn_transformer', reason="the extra 'references' is not installed"
   )
 
 
-def test_sinkhorn_normalisation_equals_the_package_sinkhorn_transformer():
+def test_sinkhorn_normalisation_equals_the_package_sinkhorn_transformer(compared):
   scores = np.random.default_rng(1).normal(size=(2, 3, 6, 6)).astype(np.float32)
   theirs = sinkhorn_package().sinkhorn_sorting_operator(torch.tensor(scores[:, 0]), 5)
   ours = sinkhorn(jnp.asarray(scores), jnp.ones((2, 1, 6, 6), bool), 5, is_causal=False)
-  np.testing.assert_allclose(ours[:, 0], theirs.numpy(), rtol=1e-5, atol=1e-6)
+  compared(*SINKHORN, ours[:, 0], theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch):
+def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch, compared):
   """Without its noise and its relu, and with equal keys and values, as it takes the matched values from the
   keys."""
   package = sinkhorn_package()
@@ -151,12 +153,12 @@ def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch)
   q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(2 * X)))
   expected = ours.output(jnp.asarray(theirs(q, k, v).detach().numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(2 * X))
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  compared(*SINKHORN, y, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_routing_attention_equals_the_package_routing_transformer():
+def test_routing_attention_equals_the_package_routing_transformer(compared):
   package = pytest.importorskip(
-    'routing_transformer.routing_transformer', reason="the extra 'parity' is not installed"
+    'routing_transformer.routing_transformer', reason="the extra 'references' is not installed"
   )
   torch.manual_seed(0)
   theirs = package.KmeansAttention(3, 6, HEADS, HEAD_DIM, commitment=0.5).eval()
@@ -175,5 +177,6 @@ def test_routing_attention_equals_the_package_routing_transformer():
   result = ours(jnp.asarray(x), Call(Tokens.row(LENGTH)))
   expected = ours.output(jnp.asarray(y.numpy().swapaxes(1, 2)))
   # They add 1e-5 to the number of clusters of a token.
-  np.testing.assert_allclose(result.x, expected, rtol=2e-5, atol=2e-5)
-  np.testing.assert_allclose(result.aux.losses['commitment'][0], loss.item(), rtol=1e-5)
+  system = 'Routing Transformer', 'routing-transformer KmeansAttention'
+  compared(*system, result.x, expected, rtol=2e-5, atol=2e-5)
+  compared(*system, result.aux.losses['commitment'][0], loss.item(), rtol=1e-5, atol=0)

@@ -12,7 +12,7 @@ from t2x.layers import MLP, Call, MultiHeadAttention, PreNorm, Tokens
 from t2x.layers.keys import row_keys
 from t2x.models import Block, Stack, Stages
 
-timm = pytest.importorskip('timm', reason="the extra 'parity' is not installed")
+timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
 ROWS = 4096
@@ -56,11 +56,12 @@ def their_factors(model):
   return np.stack([path.train()(ones).reshape(ROWS).numpy() for path in paths])
 
 
-def check_same_distribution(ours, theirs):
+def check_same_distribution(ours, theirs, compared):
   """Equal values and, to five standard deviations, equal means and uncorrelated branches."""
   assert ours.shape == theirs.shape
   for own, their in zip(ours, theirs, strict=True):
-    np.testing.assert_allclose(np.unique(own), np.unique(their), rtol=1e-6)
+    values = np.unique(own), np.unique(their)
+    compared('stochastic depth', 'timm DropPath', *values, rtol=1e-6, atol=0)
     difference = (own == 0).mean() - (their == 0).mean()
     assert abs(difference) < 5 * np.sqrt(2 * 0.25 / ROWS)
   for factors in (ours, theirs):
@@ -69,14 +70,14 @@ def check_same_distribution(ours, theirs):
     assert np.abs(correlations).max() < 5 / np.sqrt(ROWS)
 
 
-def test_each_branch_of_each_row_is_dropped_as_in_deit():
+def test_each_branch_of_each_row_is_dropped_as_in_deit(compared):
   deit = timm.models.VisionTransformer(
     img_size=4, patch_size=2, in_chans=1, embed_dim=8, depth=4, num_heads=1, drop_path_rate=0.3
   )
-  check_same_distribution(our_factors(0.3, 4), their_factors(deit))
+  check_same_distribution(our_factors(0.3, 4), their_factors(deit), compared)
 
 
-def test_the_rates_grow_through_all_stages_as_in_swin():
+def test_the_rates_grow_through_all_stages_as_in_swin(compared):
   swin = timm.models.SwinTransformer(
     img_size=8,
     patch_size=2,
@@ -87,4 +88,4 @@ def test_the_rates_grow_through_all_stages_as_in_swin():
     window_size=2,
     drop_path_rate=0.2,
   )
-  check_same_distribution(our_factors(0.2, 1, 2), their_factors(swin))
+  check_same_distribution(our_factors(0.2, 1, 2), their_factors(swin), compared)

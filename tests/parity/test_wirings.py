@@ -46,8 +46,10 @@ def copied(theirs):
   return block
 
 
-def test_rezero_equals_the_package_rezero():
-  package = pytest.importorskip('rezero.transformer', reason="the extra 'parity' is not installed")
+def test_rezero_equals_the_package_rezero(compared):
+  package = pytest.importorskip(
+    'rezero.transformer', reason="the extra 'references' is not installed"
+  )
   torch.manual_seed(0)
   theirs = package.RZTXEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.0)
   with torch.no_grad():
@@ -63,8 +65,11 @@ def test_rezero_equals_the_package_rezero():
     return (y * WEIGHTS).sum(), y
 
   (gradient, x_gradient), y_ours = jax.grad(weighted, (0, 1), has_aux=True)(copied(theirs), X)
-  np.testing.assert_allclose(y_ours, y.detach().numpy(), rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(x_gradient, x.grad.numpy().swapaxes(0, 1), rtol=1e-5, atol=1e-5)
+  system, tolerance = ('ReZero', 'rezero RZTXEncoderLayer'), {'rtol': 1e-5, 'atol': 1e-5}
+  compared(*system, y_ours, y.detach().numpy(), **tolerance)
+  x_expected = x.grad.numpy().swapaxes(0, 1)
+  compared(*system, x_gradient, x_expected, **tolerance, of='gradients')
   # The two branches share the package's factor, so its gradient is the sum of both.
   alphas = sum(float(wiring.alpha[...]) for wiring in gradient.wirings.values())
-  np.testing.assert_allclose(alphas, theirs.resweight.grad.item(), rtol=1e-5)
+  alpha_expected = theirs.resweight.grad.item()
+  compared(*system, alphas, alpha_expected, rtol=1e-5, atol=0, of='gradients')

@@ -59,27 +59,33 @@ def sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
 
-def check(attention, reference, **fields):
-  y = jax.jit(lambda a: applied(a, X, pattern=Causal(), **fields)[0])(attention)
-  np.testing.assert_allclose(y, reference, rtol=1e-5, atol=1e-5)
+@pytest.fixture
+def check(compared):
+  def equal(system, attention, reference, **fields):
+    y = jax.jit(lambda a: applied(a, X, pattern=Causal(), **fields)[0])(attention)
+    compared(system, 'NumPy, float64', y, reference, rtol=1e-5, atol=1e-5)
+
+  return equal
 
 
-def test_each_feature_of_the_heads_is_gated():
+def test_each_feature_of_the_heads_is_gated(check):
   attention = build(head_outputs=GatedHeads)
   gate = double(attention.head_outputs.gate.kernel)
   check(
+    'gated attention',
     attention,
     expected(attention, transform=lambda x, y: y * sigmoid(np.einsum('bld,dhe->blhe', x, gate))),
   )
 
 
-def test_each_head_is_gated():
+def test_each_head_is_gated(check):
   attention = build(head_outputs=ScalarGatedHeads)
   gate = double(attention.head_outputs.gate.kernel)
-  check(attention, expected(attention, transform=lambda x, y: y * sigmoid(x @ gate)[..., None]))
+  reference = expected(attention, transform=lambda x, y: y * sigmoid(x @ gate)[..., None])
+  check('gated attention', attention, reference)
 
 
-def test_all_heads_are_normalised_together():
+def test_all_heads_are_normalised_together(check):
   attention = build(head_outputs=functools.partial(NormedHeads, norm=LayerNorm))
   norm = attention.head_outputs.norm
 
@@ -88,19 +94,20 @@ def test_all_heads_are_normalised_together():
     flat = (flat - flat.mean(-1, keepdims=True)) / np.sqrt(flat.var(-1, keepdims=True) + 1e-6)
     return (flat * double(norm.scale) + double(norm.bias)).reshape(y.shape)
 
-  check(attention, expected(attention, transform=normed))
+  check('Sub-LN', attention, expected(attention, transform=normed))
 
 
-def test_talking_heads_mix_scores_and_probabilities():
+def test_talking_heads_mix_scores_and_probabilities(check):
   attention = build(scores=TalkingHeads)
   scores = attention.scores
-  check(attention, expected(attention, double(scores.before), double(scores.after)))
+  reference = expected(attention, double(scores.before), double(scores.after))
+  check('talking heads', attention, reference)
   encoding = T5Bias(WIDTH, num_heads=HEADS, bidirectional=False, rngs=nnx.Rngs(3))
   bias = double(encoding.table)
   distance = np.clip(np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None], 0, None)
   added = np.moveaxis(bias.reshape(-1, HEADS)[distance], 2, 0)
   reference = expected(attention, double(scores.before), double(scores.after), added)
-  check(attention, reference, encoding=encoding)
+  check('talking heads', attention, reference, encoding=encoding)
 
 
 def test_talking_heads_start_as_dot_products():

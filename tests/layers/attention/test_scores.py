@@ -98,20 +98,22 @@ def eager(function, attention, module, **settings):
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
-def test_soft_cap_equals_transformers_gemma2(kernel):
+def test_soft_cap_equals_transformers_gemma2(kernel, compared):
   attention = build(kernel, scores=functools.partial(DotProductScores, soft_cap=0.7))
   expected, _ = eager(
     modeling_gemma2.eager_attention_forward, attention, Eager(), softcap=0.7, dropout=0.0
   )
-  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+  system = 'soft-capped scores', 'transformers gemma2'
+  compared(*system, attend(attention, X), expected, rtol=1e-7, atol=5e-6)
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
-def test_sinks_equal_transformers_gpt_oss(kernel):
+def test_sinks_equal_transformers_gpt_oss(kernel, compared):
   attention = build(kernel, scores=functools.partial(DotProductScores, sink=zeros()))
   module = Eager(torch.tensor(double(attention.scores.sink[...])))
   expected, _ = eager(modeling_gpt_oss.eager_attention_forward, attention, module, dropout=0.0)
-  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+  system = 'attention sinks', 'transformers gpt_oss'
+  compared(*system, attend(attention, X), expected, rtol=1e-7, atol=5e-6)
   assert attention.scores.sink.axes == ('heads',)
 
 
@@ -120,7 +122,7 @@ def test_dot_products_have_no_parameters():
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
-def test_cosine_scores_are_their_formula(kernel):
+def test_cosine_scores_are_their_formula(kernel, compared):
   attention = build(kernel, scores=CosineScores)
   attention.scores.logit[...] = jnp.asarray(
     [-1.0, 0.5, 2.0, 6.0]
@@ -132,7 +134,8 @@ def test_cosine_scores_are_their_formula(kernel):
   scores = np.einsum('bqhd,bkhd->bhqk', q, k) * factor[:, None, None]
   weights = np.exp(scores - scores.max(-1, keepdims=True)) * Causal().mask(LENGTH, LENGTH)
   read = np.einsum('bhqk,bkhd->bqhd', weights / weights.sum(-1, keepdims=True), v)
-  np.testing.assert_allclose(attend(attention, X), output(attention, read), atol=2e-5)
+  system = 'cosine scores', 'NumPy, float64'
+  compared(*system, attend(attention, X), output(attention, read), rtol=1e-7, atol=2e-5)
 
 
 def test_cosine_scores_start_at_the_factor_of_swin():
@@ -212,7 +215,7 @@ def test_a_scale_that_scores_do_not_read_is_refused():
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, Auto()], ids=str)
-def test_joint_norm_equals_transformers_olmo2(kernel):
+def test_joint_norm_equals_transformers_olmo2(kernel, compared):
   config = Olmo2Config(
     hidden_size=WIDTH,
     num_attention_heads=HEADS,
@@ -233,7 +236,8 @@ def test_joint_norm_equals_transformers_olmo2(kernel):
     mask = torch.full((LENGTH, LENGTH), -torch.inf, dtype=torch.float64).triu(1)[None, None]
     ones = torch.ones((BATCH, LENGTH, SIZE), dtype=torch.float64)
     expected, _ = theirs(torch.tensor(double(X)), (ones, 0 * ones), mask)
-  np.testing.assert_allclose(attend(ours, X), expected.numpy(), atol=5e-6)
+  system = 'QK norm', 'transformers Olmo2Attention'
+  compared(*system, attend(ours, X), expected.numpy(), rtol=1e-7, atol=5e-6)
   assert ours.q_norm.scale[...].shape == (HEADS * SIZE,)
   assert ours.k_norm.scale[...].shape == (KV_HEADS * SIZE,)
 

@@ -37,10 +37,11 @@ def test_types_without_a_table_are_an_error():
     embedding(IDS, types=IDS)
 
 
-def test_tied_logits_are_products_with_the_table():
+def test_tied_logits_are_products_with_the_table(compared):
   embedding = TokenEmbedding(16, vocab_size=11, scaled=True, rngs=nnx.Rngs(0))
   x = jax.random.normal(jax.random.key(1), (2, 3, 16))
-  np.testing.assert_allclose(embedding.attend(x), x @ embedding.table[...].T, atol=1e-6)
+  expected = np.asarray(x, np.float64) @ np.asarray(embedding.table[...], np.float64).T
+  compared('tied embedding', 'NumPy, float64', embedding.attend(x), expected, rtol=1e-7, atol=1e-6)
   np.testing.assert_allclose(embedding.attend(x[0, 0]), embedding.attend(x)[0, 0], atol=1e-6)
 
 
@@ -119,17 +120,21 @@ def test_logits_and_their_gradients_equal_float64(rest, axis, layout):
   np.testing.assert_allclose(dtable, by_kernel if axis == 0 else by_kernel.T, atol=1e-5)
 
 
-def test_factorised_embedding_goes_through_the_narrow_space_both_ways():
+def test_factorised_embedding_goes_through_the_narrow_space_both_ways(compared):
   embedding = FactorisedEmbedding(
     16, vocab_size=11, factor_dim=3, num_types=2, use_bias=True, rngs=nnx.Rngs(0)
   )
-  table, types = np.asarray(embedding.table[...]), np.asarray(embedding.types[...])
-  kernel = np.asarray(embedding.projection.kernel[...])
+  table, types, kernel = (
+    np.asarray(leaf[...], np.float64)
+    for leaf in (embedding.table, embedding.types, embedding.projection.kernel)
+  )
   embedding.projection.bias[...] = jnp.arange(16.0)
   expected = (table[IDS] + types[IDS % 2]) @ kernel + np.arange(16.0)
-  np.testing.assert_allclose(embedding(IDS, types=IDS % 2)[0], expected, rtol=1e-5, atol=1e-6)
+  system = 'factorised embedding', 'NumPy, float64'
+  compared(*system, embedding(IDS, types=IDS % 2)[0], expected, rtol=1e-5, atol=1e-6)
   x = jax.random.normal(jax.random.key(1), (2, 3, 16))
-  np.testing.assert_allclose(embedding.attend(x), x @ kernel.T @ table.T, atol=1e-5)
+  expected = np.asarray(x, np.float64) @ kernel.T @ table.T
+  compared(*system, embedding.attend(x), expected, rtol=1e-7)
   assert table.size + kernel.size < 11 * 16
 
 

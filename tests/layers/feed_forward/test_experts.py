@@ -70,7 +70,7 @@ def reference_run(part, x, cotangent, capacity):
 
 # 3 of 10 tokens for each of 4 experts; all tokens.
 @pytest.mark.parametrize(('factor', 'capacity'), [(1.0, 3), (4.0, 10)])
-def test_switch_is_the_layer_of_transformers(factor, capacity):
+def test_switch_is_the_layer_of_transformers(factor, capacity, compared):
   part, x = switch(capacity_factor=factor, balance=0.1), inputs()
   cotangent = jax.random.normal(jax.random.key(2), x.shape)
   y, balance, num_dropped, expected = reference_run(part, x, cotangent, capacity)
@@ -80,17 +80,17 @@ def test_switch_is_the_layer_of_transformers(factor, capacity):
     return (result.x * cotangent).sum() + result.aux.losses['balance'].mean(), result
 
   gradients, result = jax.jit(jax.grad(loss, has_aux=True))(part)
-  np.testing.assert_allclose(result.x, y, **TOLERANCE)
-  np.testing.assert_allclose(result.aux.losses['balance'].mean(), 0.1 * balance, **TOLERANCE)
+  system = 'Switch Transformer', 'transformers SwitchTransformersSparseMLP'
+  compared(*system, result.x, y, **TOLERANCE)
+  compared(*system, result.aux.losses['balance'].mean(), 0.1 * balance, **TOLERANCE)
   assert result.aux.metrics['dropped_tokens'] == (num_dropped, BATCH * LENGTH)
   assert (num_dropped > 0) == (capacity < LENGTH)
   router = expected.pop('router.classifier.weight').T
-  np.testing.assert_allclose(gradients.router[...], router, **TOLERANCE)
+  compared(*system, gradients.router[...], router, **TOLERANCE, of='gradients')
   for i in range(EXPERTS):
     for own, name in ((gradients.up, 'wi'), (gradients.down, 'wo')):
-      np.testing.assert_allclose(
-        own[i], expected[f'experts.expert_{i}.{name}.weight'].T, **TOLERANCE
-      )
+      wanted = expected[f'experts.expert_{i}.{name}.weight'].T
+      compared(*system, own[i], wanted, **TOLERANCE, of='gradients')
 
 
 def test_each_row_has_a_capacity_and_a_loss_of_its_own():

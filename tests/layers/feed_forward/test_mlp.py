@@ -32,12 +32,15 @@ ACTIVATIONS = {
 }
 
 
+SYSTEMS = {'gelu': 'GELU', 'swish': 'Swish', 'elu': 'ELU', 'selu': 'SELU'}
+
+
 @pytest.mark.parametrize('name', ACTIVATIONS)
-def test_activation_is_its_formula(name):
+def test_activation_is_its_formula(name, compared):
   x = np.linspace(-4.0, 4.0, 33)
   expected = [ACTIVATIONS[name](value) for value in x]
   y = getattr(layers, name)(jnp.asarray(x, jnp.float32))
-  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
+  compared(SYSTEMS.get(name), 'NumPy, float64', y, expected, rtol=1e-5, atol=2e-6)
 
 
 # As PyTorch's: of two slopes that meet at 0 the one from below.
@@ -86,14 +89,15 @@ def test_mlp_is_its_formula(use_bias):
 
 
 @pytest.mark.parametrize('name', ['sigmoid', 'gelu', 'relu', 'silu', 'linear'])
-def test_gated_mlp_is_its_formula(name):
+def test_gated_mlp_is_its_formula(name, compared):
   activation = getattr(layers, name)
   mlp = GatedMLP(6, hidden_dim=10, activation=activation, use_bias=True, rngs=nnx.Rngs(0))
   x = np.random.default_rng(0).normal(size=(2, 3, 6))
   w = weights(mlp)
   gate = np.vectorize(ACTIVATIONS[name])(apply(x, w['gate']))
   y, _ = applied(mlp, jnp.asarray(x, jnp.float32))
-  np.testing.assert_allclose(y, apply(gate * apply(x, w['up']), w['down']), atol=2e-5)
+  expected = apply(gate * apply(x, w['up']), w['down'])
+  compared('gated linear units', 'NumPy, float64', y, expected, rtol=1e-7, atol=2e-5)
 
 
 @pytest.mark.parametrize('ff_class', [MLP, GatedMLP])

@@ -79,11 +79,12 @@ def by_segment(mixer, x, segments, attend):
   [(Full(), flow_attention), (Causal(), causal_flow_attention)],
   ids=['Full', 'Causal'],
 )
-def test_equals_the_authors_formulas_in_each_segment(pattern, attend, tokens, chunk):
+def test_equals_the_authors_formulas_in_each_segment(pattern, attend, tokens, chunk, compared):
   mixer, tokens = build(chunk=chunk), TOKENS[tokens]
   y, _ = run(mixer, X, pattern=pattern, tokens=tokens)
   segments = np.ones((2, LENGTH), int) if tokens.segments is None else tokens.segments
-  np.testing.assert_allclose(y, by_segment(mixer, X, segments, attend), rtol=1e-5, atol=1e-5)
+  expected = by_segment(mixer, X, segments, attend)
+  compared('Flowformer', 'NumPy, float64', y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_bidirectional_call_with_a_state_is_refused():

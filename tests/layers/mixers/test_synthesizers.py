@@ -126,13 +126,14 @@ def oracle(mixer, x, mask, positions, bias=None):
 @pytest.mark.parametrize(
   ('pattern', 'tokens'), [(Causal(), 'packed'), (Full(), 'plain')], ids=['causal', 'full']
 )
-def test_synthesizer_is_its_formula(source, mix, pattern, tokens):
+def test_synthesizer_is_its_formula(source, mix, pattern, tokens, compared):
   mixer, tokens = build(source, mix), TOKENS[tokens]
   y, cache = run(mixer, X, pattern=pattern, tokens=tokens)
   mask = attention_mask(pattern, tokens, tokens)
   mask = np.ones((2, LENGTH, LENGTH), bool) if mask is None else np.asarray(mask)[:, 0]
   positions = np.broadcast_to(tokens.positions, (2, LENGTH))
-  np.testing.assert_allclose(y, oracle(mixer, X, mask, positions), atol=1e-5)
+  expected = oracle(mixer, X, mask, positions)
+  compared('Synthesizer', 'NumPy, float64', y, expected, rtol=1e-7)
   assert cache is None
 
 

@@ -35,9 +35,10 @@ def later(x, steps):
   ]
 
 
-def test_half_of_the_features_come_from_the_previous_token():
+def test_half_of_the_features_come_from_the_previous_token(compared):
   y, _ = applied(build(8), X, pattern=Causal())
-  np.testing.assert_array_equal(y, np.concatenate([X[..., :4], later(X[..., 4:], 1)], -1))
+  expected = np.concatenate([X[..., :4], later(X[..., 4:], 1)], -1)
+  compared('token shift', 'NumPy, slices', y, expected, atol=0)
 
 
 def test_without_causality_a_third_comes_from_each_neighbour():

@@ -51,16 +51,17 @@ def test_no_positions_change_nothing():
 
 @pytest.mark.parametrize('interleaved', [True, False])
 @pytest.mark.parametrize('shift', [0, 1])
-def test_sinusoids_are_their_formula(interleaved, shift):
+def test_sinusoids_are_their_formula(interleaved, shift, compared):
   encoding = Sinusoidal(8, interleaved=interleaved, exponent_shift=shift, rngs=nnx.Rngs(0))
-  table = np.asarray(encoding.embed(jnp.zeros((2, 5, 8)), at(POSITIONS)))
+  expected = np.zeros((2, 5, 8))
   for row in range(2):
     for i, position in enumerate(np.asarray(POSITIONS[row])):
       for j in range(4):
         angle = position / 10000.0 ** (j / (4 - shift))
         sin, cos = (2 * j, 2 * j + 1) if interleaved else (j, 4 + j)
-        assert table[row, i, sin] == pytest.approx(math.sin(angle), abs=1e-5)
-        assert table[row, i, cos] == pytest.approx(math.cos(angle), abs=1e-5)
+        expected[row, i, [sin, cos]] = math.sin(angle), math.cos(angle)
+  table = encoding.embed(jnp.zeros((2, 5, 8)), at(POSITIONS))
+  compared('sinusoidal positions', 'NumPy, float64', table, expected)
 
 
 def test_sinusoids_with_an_offset_match_later_positions():
@@ -76,14 +77,13 @@ def test_sinusoids_of_an_odd_width_are_an_error():
     Sinusoidal(7, rngs=nnx.Rngs(0))
 
 
-def test_learned_positions_are_rows_after_the_offset():
+def test_learned_positions_are_rows_after_the_offset(compared):
   encoding = LearnedPositions(8, max_length=101, offset=2, rngs=nnx.Rngs(0))
   table = np.asarray(encoding.table[...])
   assert table.shape == (103, 8)
   x = jnp.ones((2, 5, 8))
-  np.testing.assert_allclose(
-    encoding.embed(x, at(POSITIONS)), 1.0 + table[POSITIONS + 2], rtol=1e-6
-  )
+  y, expected = encoding.embed(x, at(POSITIONS)), 1.0 + table[POSITIONS + 2]
+  compared('learned positions', 'NumPy, rows of the table', y, expected, rtol=1e-6, atol=0)
 
 
 def test_sequence_longer_than_learned_positions_is_an_error():
@@ -129,14 +129,15 @@ def test_rope_depends_on_distance_only(interleaved, fraction):
   assert not np.allclose(rotate(encoding, q, [0])[0] @ k, rotate(encoding, q, [3])[0] @ k)
 
 
-def test_rope_turns_pairs_by_its_angles():
+def test_rope_turns_pairs_by_its_angles(compared):
   encoding = RoPE(8, base=100.0, rngs=nnx.Rngs(0))
   x = np.asarray([1.0, 2.0, 3.0, 4.0])
-  turned = np.asarray(rotate(encoding, jnp.asarray(x, jnp.float32), [3])[0])
+  turned = rotate(encoding, jnp.asarray(x, jnp.float32), [3])[0]
+  expected = np.zeros(4)
   for pair, angle in ((0, 3.0), (1, 3.0 / 10.0)):
     z = complex(x[pair], x[pair + 2]) * complex(math.cos(angle), math.sin(angle))
-    assert turned[pair] == pytest.approx(z.real, abs=1e-6)
-    assert turned[pair + 2] == pytest.approx(z.imag, abs=1e-6)
+    expected[[pair, pair + 2]] = z.real, z.imag
+  compared('RoPE', 'NumPy, complex numbers', turned, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('fraction', [1.0, 0.5])
@@ -210,14 +211,16 @@ def test_t5_buckets_at_tabulated_distances():
   assert encoding.bucket(jnp.asarray(list(known))).tolist() == list(known.values())
 
 
-def test_t5_bias_reads_the_table_by_head_and_bucket():
+def test_t5_bias_reads_the_table_by_head_and_bucket(compared):
   encoding = T5Bias(8, num_heads=3, bidirectional=False, rngs=nnx.Rngs(0))
   table = np.asarray(encoding.table[...])
   bias = np.asarray(scores(encoding, POSITIONS, POSITIONS[:1, :3]))
   assert bias.shape == (2, 3, 5, 3) and encoding.hooks == {'scores'}
+  expected = np.zeros_like(bias)
   for row, i, j in np.ndindex(2, 5, 3):
     bucket = t5_bucket(int(POSITIONS[0, j] - POSITIONS[row, i]), False, 32, 128)
-    np.testing.assert_array_equal(bias[row, :, i, j], table[bucket])
+    expected[row, :, i, j] = table[bucket]
+  compared('T5 bias', 'NumPy, one bucket at a time', bias, expected, atol=0)
 
 
 @given(
@@ -256,12 +259,13 @@ def test_alibi_has_the_published_slopes(num_heads, slopes):
   np.testing.assert_allclose(encoding.slopes, slopes, rtol=1e-6)
 
 
-def test_alibi_falls_with_distance_on_both_sides():
+def test_alibi_falls_with_distance_on_both_sides(compared):
   encoding = ALiBi(8, num_heads=4, rngs=nnx.Rngs(0))
   bias = scores(encoding, POSITIONS, POSITIONS[:1])
   distance = np.abs(np.asarray(POSITIONS)[:, :, None] - np.asarray(POSITIONS)[:1, None, :])
-  expected = -encoding.slopes[:, None, None] * distance[:, None]
-  np.testing.assert_allclose(bias, expected, rtol=1e-6)
+  slopes = np.array([1 / 4, 1 / 16, 1 / 64, 1 / 256])
+  expected = -slopes[:, None, None] * distance[:, None]
+  compared('ALiBi', 'NumPy, float64', bias, expected, rtol=1e-6, atol=0)
 
 
 def test_learned_grid_adds_its_rows_on_the_trained_grid():

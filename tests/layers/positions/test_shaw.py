@@ -73,13 +73,13 @@ def oracle(attention, encoding, x, mask, positions):
 @pytest.mark.parametrize('kernel', [Dense(), XLA(), Auto(), Auto(dense_scores=1)], ids=str)
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 @pytest.mark.parametrize('num_kv_heads', [4, 2])
-def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
+def test_shaw_is_its_formula(kernel, pattern, num_kv_heads, compared):
   attention, encoding = build(kernel, num_kv_heads)
   settings = {'pattern': pattern, 'tokens': TOKENS}
   y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
   mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
-  np.testing.assert_allclose(y, expected, atol=1e-5)
+  compared('Shaw positions', 'NumPy, float64', y, expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize('kernel', [Dense(), Auto(dense_scores=1)], ids=str)

@@ -78,12 +78,12 @@ def oracle(attention, encoding, x, mask, positions):
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
 @pytest.mark.parametrize('untied_first', [True, False])
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
-def test_tupe_is_its_formula(kernel, pattern, untied_first):
+def test_tupe_is_its_formula(kernel, pattern, untied_first, compared):
   attention, encoding = build(kernel, untied_first=untied_first)
   run = jax.jit(lambda a, e: applied(a, X, pattern=pattern, tokens=PACKED, encoding=e)[0])
   mask = np.asarray(attention_mask(pattern, PACKED, PACKED))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(PACKED.positions))
-  np.testing.assert_allclose(run(attention, encoding), expected, atol=1e-5)
+  compared('TUPE', 'NumPy, float64', run(attention, encoding), expected, rtol=1e-7)
 
 
 def test_tupe_learns_alike_in_dense_and_blockwise():

@@ -65,11 +65,12 @@ def torch_norm(x):
     (6, 3, (3 * 6) ** 0.25, (12 * 6) ** -0.25),
   ],
 )
-def test_deep_norm_has_the_published_factors(num_layers, num_branches, alpha, beta):
+def test_deep_norm_has_the_published_factors(num_layers, num_branches, alpha, beta, compared):
   wiring = built(DeepNorm, num_layers, num_branches)
   assert wiring.ends_with_norm and wiring.alpha == pytest.approx(alpha)
   y = wiring(X, lambda h: Result(h @ WEIGHT)).x
-  np.testing.assert_allclose(y, torch_norm(alpha * X + X @ WEIGHT), atol=1e-5)
+  expected = torch_norm(alpha * X + X @ WEIGHT)
+  compared('DeepNorm', 'torch layer_norm', y, expected, rtol=1e-7)
   assert factor(deep_norm_init(), num_layers, num_branches) == pytest.approx(beta, abs=1e-5)
 
 
@@ -102,7 +103,7 @@ def test_an_initialiser_without_a_stack_is_refused(part):
     part(KEY, (4, 4))
 
 
-def test_initialisers_scale_only_their_projections():
+def test_initialisers_scale_only_their_projections(compared):
   def stack(**settings):
     attention = functools.partial(MultiHeadAttention, num_heads=2, **settings)
     block = functools.partial(
@@ -114,7 +115,7 @@ def test_initialisers_scale_only_their_projections():
   plain, scaled = stack(), stack(value_init=init, out_init=init)
   for name, ratio in (('q', 1), ('k', 1), ('v', 0.67 * 4**-0.25), ('out', 0.67 * 4**-0.25)):
     a, b = (vars(mixer)[name].kernel[...] for mixer in (plain, scaled))
-    np.testing.assert_allclose(b, ratio * a, rtol=1e-5)
+    compared('T-Fixup', 'NumPy, float64', b, ratio * a, rtol=1e-5, atol=0)
 
 
 def test_no_norm_adds_the_branch():
@@ -125,14 +126,13 @@ def test_no_norm_adds_the_branch():
 
 # admin_torch.calculate_init(12) and (96).
 @pytest.mark.parametrize(('num_layers', 'expected'), [(6, 2.0170092), (48, 4.4948332)])
-def test_admin_starts_at_the_values_of_admin_torch(num_layers, expected):
+def test_admin_starts_at_the_values_of_admin_torch(num_layers, expected, compared):
   wiring = built(Admin, num_layers)
   np.testing.assert_allclose(wiring.omega[...], np.full(WIDTH, expected), rtol=1e-6)
   wiring.omega[...] = jnp.linspace(0.5, 2, WIDTH)
   y = wiring(X, lambda h: Result(h @ WEIGHT)).x
-  np.testing.assert_allclose(
-    y, torch_norm(np.linspace(0.5, 2, WIDTH) * np.asarray(X) + X @ WEIGHT), atol=1e-5
-  )
+  expected = torch_norm(np.linspace(0.5, 2, WIDTH) * np.asarray(X) + X @ WEIGHT)
+  compared('Admin', 'torch layer_norm', y, expected, rtol=1e-7)
 
 
 def test_admin_takes_one_value_per_branch_of_the_stack():

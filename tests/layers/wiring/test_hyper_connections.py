@@ -68,10 +68,11 @@ def by_hand(part, x):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_equals_the_algorithm_of_the_paper(kind):
+def test_equals_the_algorithm_of_the_paper(kind, compared):
   part = moved(kind(WIDTH, num_streams=STREAMS, rngs=nnx.Rngs(0)))
   y = part(X, lambda h: Result(h @ WEIGHT)).x
-  np.testing.assert_allclose(y, by_hand(part, np.asarray(X, np.float64)), rtol=1e-5, atol=1e-5)
+  expected = by_hand(part, np.asarray(X, np.float64))
+  compared('hyper-connections', 'NumPy, float64', y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_positions_of_a_block_are_added_to_each_stream():

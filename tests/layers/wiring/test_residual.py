@@ -45,19 +45,23 @@ def double(h):
   return Result(2.0 * h + 1.0, 'cache')
 
 
-def test_pre_norm_is_its_formula():
+def test_pre_norm_is_its_formula(compared):
   wiring = PreNorm(8, norm=RMSNorm, rngs=nnx.Rngs(0))
   result = wiring(X, double)
   y, rest = result.x, result.cache
-  np.testing.assert_allclose(y, X + 2.0 * RMSNorm(8, rngs=nnx.Rngs(0))(X) + 1.0, atol=1e-6)
+  x = np.asarray(X, np.float64)
+  expected = x + 2.0 * x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) + 1.0
+  compared('pre-norm', 'NumPy, float64', y, expected, rtol=1e-7, atol=1e-6)
   assert rest == 'cache'
 
 
-def test_post_norm_is_its_formula():
+def test_post_norm_is_its_formula(compared):
   wiring = PostNorm(8, rngs=nnx.Rngs(0))
   result = wiring(X, double)
   y, rest = result.x, result.cache
-  np.testing.assert_allclose(y, LayerNorm(8, rngs=nnx.Rngs(0))(3.0 * X + 1.0), atol=1e-6)
+  x = 3.0 * np.asarray(X, np.float64) + 1.0
+  expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  compared('post-norm', 'NumPy, float64', y, expected, rtol=1e-7, atol=1e-6)
   assert rest == 'cache'
 
 
@@ -136,7 +140,7 @@ def test_branch_norm_is_the_layer_of_olmo_2():
   np.testing.assert_allclose(y, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_sandwich_is_the_layer_of_gemma_2():
+def test_sandwich_is_the_layer_of_gemma_2(compared):
   config = Gemma2Config(
     hidden_size=8, num_attention_heads=2, intermediate_size=8, rms_norm_eps=1e-6
   )
@@ -153,7 +157,8 @@ def test_sandwich_is_the_layer_of_gemma_2():
   layer = Gemma2DecoderLayer(config, 0)
   own = wirings(Sandwich, RMSNorm)
   y, expected = as_in_transformers(layer, 'self_attn', own, vectors, offset=1.0)
-  np.testing.assert_allclose(y, expected, atol=1e-5, rtol=1e-5)
+  for system in ('sandwich norm', 'Peri-LN'):
+    compared(system, 'transformers Gemma2DecoderLayer', y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_layer_scale_is_the_layer_of_dinov2():
@@ -195,14 +200,16 @@ def test_rezero_is_its_formula_and_starts_as_nothing(norm):
   assert rest == 'cache'
 
 
-def test_fixup_is_its_formula():
+def test_fixup_is_its_formula(compared):
   wiring = FixupWiring(8, rngs=nnx.Rngs(0))
   np.testing.assert_allclose(wiring(X, double).x, 3.0 * X + 1.0, atol=1e-6)
   for name, value in (('before', 0.2), ('scale', 0.7), ('after', -0.4)):
     getattr(wiring, name)[...] = jnp.asarray(value)
   result = wiring(X, double)
   y, rest = result.x, result.cache
-  np.testing.assert_allclose(y, X + 0.7 * (2.0 * (X + 0.2) + 1.0) - 0.4, atol=1e-6)
+  expected = np.asarray(X, np.float64)
+  expected = expected + 0.7 * (2.0 * (expected + 0.2) + 1.0) - 0.4
+  compared('Fixup', 'NumPy, float64', y, expected, rtol=1e-7, atol=1e-6)
   assert rest == 'cache'
 
 
