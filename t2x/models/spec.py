@@ -8,8 +8,10 @@ from t2x.layers import Pattern
 __all__ = ['Inputs', 'ModelSpec', 'OutputKind']
 
 Inputs = Literal['a text', 'a source and a target', 'images']
-# Logits over the vocabulary per token, over classes per row or per token; or vectors.
-OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']
+# Logits over the vocabulary per token, also of later tokens, over classes per row or per token; or vectors.
+OutputKind = Literal[
+  'token logits', 'further tokens', 'class logits', 'classes per token', 'vectors'
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

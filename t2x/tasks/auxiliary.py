@@ -2,84 +2,89 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.base.ranges import NonNegative
-from t2x.models import TextModel
+from t2x.base.errors import UserError
+from t2x.layers import NO_AUX, Aux
+from t2x.models import Output, TextModel
 from t2x.models.losses import Sums
-from t2x.tasks.text import check_causal
 
-__all__ = ['Auxiliary', 'LanguageModelling']
+if TYPE_CHECKING:
+  from t2x.tasks.base import Task
+
+__all__ = ['Auxiliary', 'AuxiliaryOutput']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AuxiliaryOutput:
+  """Result of an auxiliary objective for a batch or a micro-batch.
+
+  Attributes:
+    total: the sum of the loss term times its coefficient, float32 [].
+    metrics: name -> (sum, weight).
+    aux: auxiliary losses and metrics of parts of the model that only the objective runs.
+  """
+
+  total: Array
+  metrics: Sums
+  aux: Aux = NO_AUX
 
 
 @runtime_checkable
 class Auxiliary(Protocol):
-  """An additional loss on the hidden vectors of a task's batch."""
+  """An additional loss on the hidden vectors of a task's batch.
 
-  def check_model(self, model: TextModel, length: int) -> None:
-    """Raises UserError if the model cannot learn the objective from rows of `length` tokens."""
+  A task has auxiliaries by name: the loss term of the objective NAME is reported as NAME, its metrics as NAME_METRIC.
+  """
+
+  def check_model(self, model: TextModel, task: 'Task') -> None:
+    """Raises UserError if the model cannot learn the objective from the rows of the task."""
 
   def term_weight(
-    self, batch: Mapping[str, jax.Array], weights: Float[Array, ' batch']
+    self, batch: Mapping[str, jax.Array], weights: Float[Array, 'batch *targets']
   ) -> Float[Array, '']:
     """Returns the weight of the loss term, before the forward pass.
 
     Args:
       batch: the batch of the step, with all micro-batches.
-      weights: the weight of each row in the task's own loss term.
+      weights: the weight of each target in the task's own loss term.
     """
     ...
 
   def __call__(
     self,
     model: TextModel,
-    x: Float[Array, 'batch length d_model'],
+    out: Output,
     batch: Mapping[str, jax.Array],
-    weights: Float[Array, ' batch'],
-  ) -> tuple[Sums, Float[Array, '']]:
-    """Returns metrics, and the sum of the loss term times its coefficient.
+    weights: Float[Array, 'batch *targets'],
+    key: Array | None,
+  ) -> AuxiliaryOutput:
+    """Returns the loss term and the metrics.
 
     Args:
-      model: computes the logits.
-      x: hidden vectors of the batch.
+      model: the model.
+      out: the model's output for the rows of the batch, with the hidden vectors [batch, length, d_model].
       batch: the batch or a micro-batch.
-      weights: the weight of each row in the task's own loss term.
+      weights: the weight of each target in the task's own loss term.
+      key: random keys of the rows in this step, [batch]; None in evaluation.
     """
     ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModelling(Auxiliary):
-  """GPT-1's joint objective: the task's loss + weight * the language modelling loss of the same texts.
+def check_columns(name: str, task: 'Task', *columns: str) -> int:
+  """Returns the number of tokens of a row of `task`.
 
-  The loss is the mean over the tokens of a text, then over texts, and is reported as `lm_loss` (Radford et
-  al. 2018, Improving Language Understanding by Generative Pre-Training, section 3.2).
-
-  Attributes:
-    weight: coefficient of the language modelling loss (lambda in the paper).
+  Raises:
+    UserError: batches of the task lack one of the columns that the objective `name` reads.
   """
-
-  weight: NonNegative = 0.5
-
-  def check_model(self, model, length):
-    """Raises UserError if a block attends to later tokens."""
-    check_causal(model, length, 'LanguageModelling')
-
-  def term_weight(self, batch, weights):
-    """Returns the number of texts."""
-    return weights.sum()
-
-  def __call__(self, model, x, batch, weights):
-    """Returns the metric `lm_loss` and the loss term; tokens of segment 0 are padding."""
-    tokens, segments = batch['tokens'], batch['segments']
-    present = (segments[:, 1:] != 0).astype(jnp.float32)
-    shares = present / jnp.maximum(present.sum(axis=1, keepdims=True), 1)
-    sums = model.cross_entropy(
-      x[:, :-1], tokens[:, 1:], shares * weights[:, None], axes=('batch', None)
+  spec = task.spec(1)
+  if missing := [column for column in columns if column not in spec]:
+    raise UserError(
+      f'{name} reads the column {missing[0]!r}, which batches of {type(task).__name__} do not have: they have '
+      f'{", ".join(spec)}'
     )
-    total, _ = sums['loss']
-    return {'lm_loss': (total, self.term_weight(batch, weights))}, self.weight * total
+  return spec['tokens'].shape[1]

@@ -82,10 +82,14 @@ class Task(abc.ABC):
   shares_preparation: ClassVar[bool] = False
   # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
+  # Whether the model's inputs are the row's `tokens` shifted right, so that hidden vector i predicts token i.
+  predicts_next: ClassVar[bool] = False
   # Whether the rows are token ids of a tokenizer.
   tokenizes: ClassVar[bool] = False
   # Settings in which the tasks of a mixture may differ, because they change only the rows.
   data_fields: ClassVar[frozenset[str]] = frozenset({'source', 'train_split', 'eval_split'})
+  # Whether the main loss of a row depends on the other rows of the batch, so that it cannot be split.
+  whole_batch: ClassVar[bool] = False
   # The metric that selects the best checkpoint, and whether to minimise or maximise it.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'

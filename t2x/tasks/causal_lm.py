@@ -58,6 +58,7 @@ class CausalLM(DistillableTokens):
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
+  predicts_next: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'strategy'}
 
   @property

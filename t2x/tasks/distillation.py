@@ -157,21 +157,28 @@ class DistillableTokens(DistillableTask, JoinedDocuments):
 
   @abc.abstractmethod
   def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
-    """Returns the model's output with the hidden vectors of the targets."""
+    """Returns the model's output with the hidden vectors of the rows."""
+
+  def targets_of(
+    self, x: Float[Array, 'batch length d_model'], batch: Mapping[str, jax.Array]
+  ) -> Float[Array, 'batch targets d_model']:
+    """Returns the hidden vectors of the targets, by default those of all tokens."""
+    return x
 
   def _logits(self, model, x):
     return constrain(model.logits(x), 'batch', self.target_axis, 'vocab')
 
   def predictions(self, model, batch, key):
     out = self.hidden(model, batch, key)
-    return self._logits(model, out.x), out
+    return self._logits(model, self.targets_of(out.x, batch)), out
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the targets that are not padding."""
     out, labels = self.hidden(model, batch, key), batch[self.target]
-    sums = self.token_sums(model, out.x, labels, batch, key, length_axis=self.target_axis)
-    output = TaskOutput(sums, out.aux)
+    x = self.targets_of(out.x, batch)
+    sums = self.token_sums(model, x, labels, batch, key, length_axis=self.target_axis)
+    output = self.with_auxiliaries(sums, model, out, batch, key)
     if teacher is None:
       return output
     weights = self.weighted_targets(batch)
-    return self.distilled(output, self._logits(model, out.x), weights, teacher, batch)
+    return self.distilled(output, self._logits(model, x), weights, teacher, batch)

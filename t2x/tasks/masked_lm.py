@@ -84,8 +84,10 @@ class MaskedLM(DistillableTokens):
     return batch['weights']
 
   def hidden(self, model, batch, key):
-    out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
-    return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
+    return model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
+
+  def targets_of(self, x, batch):
+    return select(x, batch['masked_positions'])
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the masked tokens."""

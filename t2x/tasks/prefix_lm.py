@@ -3,6 +3,7 @@ https://arxiv.org/abs/1801.10198; Raffel et al. 2020, https://arxiv.org/abs/1910
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.data import JoinedPairs
 from t2x.layers import RowLayout, Tokens
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import check_causal, continued
 from t2x.tasks.translation import PairTask
@@ -38,6 +38,8 @@ class PrefixLM(PairTask):
 
   length: Size
   packing: Callable[..., JoinedPairs] = JoinedPairs
+
+  predicts_next: ClassVar[bool] = True
 
   def __post_init__(self):
     if self.pieces is not None:
@@ -77,7 +79,7 @@ class PrefixLM(PairTask):
       key=key,
     )
     sums = self.token_sums(model, out.x, tokens, batch, key, self.label_smoothing)
-    return TaskOutput(sums, out.aux)
+    return self.with_auxiliaries(sums, model, out, batch, key)
 
   def _generate(self, model, sources, seed=0, **settings):
     prompts = [[self.fitted.bos_id, *source] for source in sources]

@@ -16,7 +16,6 @@ from t2x.layers import named_key
 from t2x.models import OutputKind
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelTask
 from t2x.tasks.losses import f1_sums
@@ -36,7 +35,7 @@ class SequenceClassification(DistillableTask, LabelTask):
     labels: names of the classes.
     fields: one or two names of text fields.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
-    auxiliary: an auxiliary objective on the same texts (`LanguageModelling`), or None.
+    auxiliary: an auxiliary objective with the name 'lm' (`LanguageModelling`); other names: `auxiliaries`.
   """
 
   fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
@@ -47,6 +46,10 @@ class SequenceClassification(DistillableTask, LabelTask):
   outputs: ClassVar[OutputKind] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
+
+  def __post_init__(self):
+    if self.auxiliary is not None:
+      object.__setattr__(self, 'auxiliaries', {**self.auxiliaries, 'lm': self.auxiliary})
 
   def texts_of(self, example):
     return {name: example[name] for name in self.fields if name in example}
@@ -61,25 +64,8 @@ class SequenceClassification(DistillableTask, LabelTask):
     scalar = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     return encoded_spec(batch_size, self.length) | {'label': scalar, 'weight': scalar}
 
-  def check_model(self, model):
-    """Also raises UserError if the model does not fit the auxiliary objective."""
-    super().check_model(model)
-    if self.auxiliary is not None:
-      if self.marks:
-        raise UserError(
-          'SequenceClassification.marks is not supported with an auxiliary objective: leave one of them out'
-        )
-      self.auxiliary.check_model(model, self.length)
-
   def target_weights(self, batch):
     return batch['weight'].astype(jnp.float32)
-
-  def weights(self, batch):
-    """Returns the weights of the loss terms, including the auxiliary objective."""
-    weights = super().weights(batch)
-    if self.auxiliary is not None:
-      weights['auxiliary'] = self.auxiliary.term_weight(batch, self.weighted_targets(batch))
-    return weights
 
   def predictions(self, model, batch, key):
     out = hidden_of(model, batch, key, self.token_marks)
@@ -93,10 +79,7 @@ class SequenceClassification(DistillableTask, LabelTask):
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
-    output = TaskOutput(sums, out.aux)
-    if self.auxiliary is not None:
-      metrics, term = self.auxiliary(model, out.x, batch, weights)
-      output = TaskOutput(sums | metrics, out.aux, {'auxiliary': term})
+    output = self.with_auxiliaries(sums, model, out, batch, key)
     return self.distilled(output, logits, weights, teacher, batch)
 
   def summarise(self, means, info=None):

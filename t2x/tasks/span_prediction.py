@@ -22,7 +22,6 @@ from t2x.decode.generation import spread_over
 from t2x.layers.marks import Marks
 from t2x.models import OutputKind, TextModel
 from t2x.models.losses import Sums, cross_entropy
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
@@ -101,7 +100,7 @@ class SpanPrediction(LabelledTask):
       'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
       'span_accuracy': ((hits[0] & hits[1] & (weights > 0)).astype(jnp.float32).sum(), total),
     }
-    return TaskOutput(sums, out.aux)
+    return self.with_auxiliaries(sums, model, out, batch, key)
 
   def answers(
     self,

@@ -13,7 +13,7 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
-from t2x.base.ranges import Size, TunableNonNegative
+from t2x.base.ranges import Size, Text, TunableNonNegative
 from t2x.data import (
   ConcatenateAndSplit,
   DocumentPlan,
@@ -24,11 +24,12 @@ from t2x.data import (
 )
 from t2x.data.tokenizers.existing import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
-from t2x.layers import Causal, RowLayout, Tokens
+from t2x.layers import Causal, RowLayout, Tokens, named_key
 from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
-from t2x.tasks.base import Task
+from t2x.tasks.auxiliary import Auxiliary
+from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.marks import MarkRule, check_marks, marks_of
 
 __all__ = ['TextTask']
@@ -58,10 +59,12 @@ class TextTask(Task):
   Attributes:
     tokenizer: the tokenizer's settings; by default the tokenizer of the run folder, for generation.
     pieces: samples another segmentation of the training text in each epoch; None: always the same.
+    auxiliaries: further objectives on the same rows, by the name of their loss term.
   """
 
   tokenizer: TokenizerConfig = NoTokenizer()
   pieces: SampledPieces | None = None
+  auxiliaries: Mapping[Text, Auxiliary] = dataclasses.field(default_factory=dict)
 
   tokenizes: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = Task.data_fields | {'pieces'}
@@ -133,14 +136,59 @@ class TextTask(Task):
     return token_rows(self.source, split, self.fitted, task.plan)
 
   def check_model(self, model):
-    """Also raises UserError if the token embedding is smaller than the vocabulary."""
+    """Also raises UserError if the token embedding is smaller than the vocabulary, or for an auxiliary objective."""
     super().check_model(model)
+    for name, auxiliary in self.auxiliaries.items():
+      if name in ('loss', 'distillation'):
+        raise UserError(
+          f"{type(self).__name__}.auxiliaries['{name}']: '{name}' is a loss term of the task; use another name"
+        )
+      auxiliary.check_model(model, self)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
         f'the token embedding of the model has {size} rows, but the tokenizer has {tokens} tokens: '
         f'set TokenEmbedding.vocab_size to at least {tokens}, or leave it out'
       )
+
+  def weights(self, batch):
+    """Returns the weights of the loss terms, including those of the auxiliary objectives."""
+    targets = self.weighted_targets(batch)
+    return super().weights(batch) | {
+      name: auxiliary.term_weight(batch, targets) for name, auxiliary in self.auxiliaries.items()
+    }
+
+  def with_auxiliaries(
+    self,
+    metrics: Sums,
+    model: Any,
+    out: Output,
+    batch: Mapping[str, jax.Array],
+    key: jax.Array | None,
+  ) -> TaskOutput:
+    """Returns the result of `sums`, with the auxiliary objectives.
+
+    Args:
+      metrics: the metrics of the task.
+      model: the model.
+      out: its output for the rows of the batch.
+      batch: the batch.
+      key: random keys of the rows; None in evaluation.
+
+    Raises:
+      UserError: two metrics have one name.
+    """
+    aux, terms = out.aux, {}
+    for name, auxiliary in self.auxiliaries.items():
+      own = named_key(key, f'task.{name}')
+      result = auxiliary(model, out, batch, self.weighted_targets(batch), own)
+      added = {f'{name}_{metric}': sums for metric, sums in result.metrics.items()}
+      if repeated := sorted(metrics.keys() & added.keys()):
+        raise UserError(
+          f"{type(self).__name__}.auxiliaries['{name}']: the task has a metric '{repeated[0]}'; use another name"
+        )
+      metrics, aux, terms[name] = metrics | added, aux + result.aux, result.total
+    return TaskOutput(metrics, aux, terms)
 
   def summarise(self, means, info=None):
     """Returns the metrics with perplexity."""

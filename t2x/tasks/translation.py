@@ -17,7 +17,6 @@ from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPl
 from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts
 
@@ -69,7 +68,7 @@ class SourceTargetTask(TokenTask):
       key=key,
     )
     sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
-    return TaskOutput(sums, out.aux)
+    return self.with_auxiliaries(sums, model, out, batch, key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from t2x.data import LabelledWords
 from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelTask
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -74,7 +73,7 @@ class WordClassification(LabelTask):
     sums = classification_sums(logits, labels, self.weighted_targets(batch))
     tags = Tags.from_labels(self.labels)
     if tags is None:
-      return TaskOutput(sums, out.aux)
+      return self.with_auxiliaries(sums, model, out, batch, key)
     predicted = entities(tags, jnp.argmax(logits, axis=-1), present)
     true = entities(tags, labels, present)
     num_correct, num_predicted, num_true = (
@@ -86,7 +85,7 @@ class WordClassification(LabelTask):
       'entity_recall': (num_correct, num_true),
       'entity_f1': (2 * num_correct, num_predicted + num_true),
     }
-    return TaskOutput(sums, out.aux)
+    return self.with_auxiliaries(sums, model, out, batch, key)
 
   def check_prompt(self, prompt):
     """Raises UserError if the prompt has no words."""

@@ -157,10 +157,19 @@ def make_train_step(
   decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite` (1 if the
   loss and all gradient norms are finite).
 
+  Raises:
+    UserError: the loss is one of the whole batch, and `Trainer.accumulate` is above 1.
+
   Raises (when traced):
     UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
       does not have shape [num_rows] or has the name of another loss term or metric.
   """
+
+  if task.whole_batch and trainer.accumulate > 1:
+    raise UserError(
+      f'Trainer.accumulate = {trainer.accumulate}: the loss of {type(task).__name__} compares all rows of a batch, '
+      'which cannot be split: set it to 1'
+    )
 
   def objective(params, frozen, batch, keys, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)

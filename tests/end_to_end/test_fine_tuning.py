@@ -185,7 +185,7 @@ CausalLM.eval_split = 'train'
 RunTokenizer:
   run = '{first}'
   vocab_size = 261
-SequenceClassification.auxiliary = @LanguageModelling()
+SequenceClassification.auxiliaries = {{'lm': @LanguageModelling()}}
 LanguageModelling.weight = 0.5
 Experiment.init_from = @InitFrom()
 InitFrom.run = '{first}'
@@ -201,8 +201,8 @@ InitFrom.run = '{first}'
     'head.classifier.out.kernel',
   ]
   lines = metrics(out)
-  assert {'lm_loss', 'auxiliary', 'accuracy'} <= lines[0].keys()
-  assert lines[0]['auxiliary'] == pytest.approx(0.5 * lines[0]['lm_loss'], rel=1e-5)
+  assert {'lm_loss', 'lm', 'accuracy'} <= lines[0].keys()
+  assert lines[0]['lm'] == pytest.approx(0.5 * lines[0]['lm_loss'], rel=1e-5)
   # What was learnt of the text is there from the first step on.
   assert lines[0]['lm_loss'] < 5.0
 

@@ -16,6 +16,7 @@ from t2x.data import BabelDates, Bytes, Digits, TextFiles
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.tasks import (
+  AuxiliaryOutput,
   CausalLM,
   ImageClassification,
   LanguageModelling,
@@ -48,11 +49,12 @@ class TokenModelling(LanguageModelling):
   def term_weight(self, batch, weights):
     return self._targets(batch, weights).sum()
 
-  def __call__(self, model, x, batch, weights):
-    log_p = jax.nn.log_softmax(model.logits(x[:, :-1]))
+  def __call__(self, model, out, batch, weights, key):
+    log_p = jax.nn.log_softmax(model.logits(out.x[:, :-1]))
     losses = -jnp.take_along_axis(log_p, batch['tokens'][:, 1:, None], axis=-1)[..., 0]
     total = (losses * self._targets(batch, weights)).sum()
-    return {'lm_loss': (total, self.term_weight(batch, weights))}, self.weight * total
+    metrics = {'loss': (total, self.term_weight(batch, weights))}
+    return AuxiliaryOutput(self.weight * total, metrics)
 
 
 CLASSIFICATION = SequenceClassification(**TEXT, labels=['a', 'b', 'c'], length=8)
@@ -70,8 +72,10 @@ TASKS = {
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
   ),
   'sequence_classification': CLASSIFICATION,
-  'with_language_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=LanguageModelling()),
-  'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=TokenModelling()),
+  'with_language_modelling': dataclasses.replace(
+    CLASSIFICATION, auxiliaries={'lm': LanguageModelling()}
+  ),
+  'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliaries={'lm': TokenModelling()}),
   'span_prediction': SpanPrediction(**TEXT, length=8, stride=2),
   'mixture': Mixture(
     tasks={

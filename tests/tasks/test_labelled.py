@@ -219,20 +219,22 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   logits = rng.normal(size=(64, 9))
   weights = jnp.array([1.0, 1.0, 0.0])
   model = Told(logits, Causal())
-  auxiliary.check_model(model, 5)
+  task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=5)
+  auxiliary.check_model(model, task)
   batch = {'tokens': jnp.asarray(tokens), 'segments': jnp.asarray(segments)}
-  sums, term = auxiliary(model, model.hidden(tokens).x, batch, weights)
+  result = auxiliary(model, model.hidden(tokens), batch, weights, None)
+  sums, term = result.metrics, result.total
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   by_text = [
     np.mean([-log_p[tokens[row, i], tokens[row, i + 1]] for i in range(count - 1)])
     for row, count in enumerate((5, 3))
   ]
-  assert float(sums['lm_loss'][0]) == pytest.approx(sum(by_text), rel=1e-5)
-  assert float(sums['lm_loss'][1]) == 2
+  assert float(sums['loss'][0]) == pytest.approx(sum(by_text), rel=1e-5)
+  assert float(sums['loss'][1]) == 2
   assert float(auxiliary.term_weight(batch, weights)) == 2
   assert float(term) == pytest.approx(0.5 * sum(by_text), rel=1e-5)
   with pytest.raises(UserError, match=r'LanguageModelling .* Full\(\) attends to later tokens'):
-    auxiliary.check_model(Told(logits), 5)
+    auxiliary.check_model(Told(logits), task)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_gradient_of_two_terms_uses_means_over_the_whole_batch(name, parts):
   grads, language = jax.jit(jax.grad(expected, has_aux=True))(model)
   ours, metrics = gradient(task, model, batch, parts)
   assert_close(ours, grads)
-  for metric, value in (('auxiliary', 0.5 * language), ('lm_loss', language)):
+  for metric, value in (('lm', 0.5 * language), ('lm_loss', language)):
     total, weight = metrics[metric]
     assert_close(total / weight, value)
 
@@ -113,7 +113,7 @@ def test_a_term_of_weight_0_has_the_gradient_0_and_the_others_keep_theirs():
   batch['segments'] = batch['segments'].at[:, 1:].set(0)
   grads, metrics = gradient(task, model, batch, 2)
   alone, _ = gradient(CLASSIFICATION, model, batch, 2)
-  assert metrics['auxiliary'] == (0.0, 0.0)
+  assert metrics['lm'] == (0.0, 0.0)
   assert metrics['finite'] == (1.0, 1.0)
   assert_close(grads, alone)
 

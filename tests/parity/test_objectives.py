@@ -1,0 +1,135 @@
+"""Training objectives against PyTorch in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import moved
+from flax import nnx
+from loss_terms import gradient
+
+from t2x.data import Bytes, TextFiles
+from t2x.layers import MLP, MultiHeadAttention, PreNorm, RMSNorm, TokenEmbedding, relu
+from t2x.models import Block, Decoder, LanguageModel, MultiTokenHead, Stack
+from t2x.tasks import CausalLM, MultiTokenPrediction
+from t2x.train.params import Blueprint
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+
+WIDTH, HEADS, VOCAB, LENGTH, DEPTH = 8, 2, 264, 10, 2
+# Packed documents, one of them shorter than the depth, and padding.
+SEGMENTS = np.array([[1] * 10, [1] * 4 + [2] + [3] * 5, [1] * 3 + [2] * 2 + [0] * 5, [0] * 10])
+
+
+def named(model):
+  return Blueprint(jax.eval_shape(lambda: model)).params(model)
+
+
+def multi_token_model():
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=HEADS, use_bias=False, out_bias=False),
+    feed_forward=functools.partial(MLP, hidden_dim=12, activation=relu, use_bias=False),
+    wiring=functools.partial(PreNorm, norm=RMSNorm),
+  )
+  stack = functools.partial(Stack, num_layers=1, blocks=[block])
+  body = functools.partial(Decoder, stack=stack, final_norm=RMSNorm)
+  model = LanguageModel(
+    d_model=WIDTH,
+    embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),
+    body=body,
+    head=functools.partial(MultiTokenHead, depth=DEPTH, body=body),
+    rngs=nnx.Rngs(0),
+  )
+  return moved(model, scale=0.1)
+
+
+def norm(p, name, x):
+  return torch.nn.functional.rms_norm(x, x.shape[-1:], p[f'{name}.scale'].reshape(-1), 1e-6)
+
+
+def body(p, name, x, mask):
+  """A pre-norm Transformer layer without positions or biases, and a final norm."""
+  block = f'{name}.stack.blocks.0'
+  y = norm(p, f'{block}.mixer_wiring.norm', x)
+  q, k, v = (
+    torch.einsum('bld,dhe->bhle', y, p[f'{block}.mixer.{part}.kernel'][0]) for part in 'qkv'
+  )
+  y = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+  x = x + torch.einsum('bhle,hed->bld', y, p[f'{block}.mixer.out.kernel'][0])
+  y = norm(p, f'{block}.feed_forward_wiring.norm', x)
+  y = torch.relu(y @ p[f'{block}.feed_forward.up.kernel'][0])
+  return norm(p, f'{name}.final_norm', x + y @ p[f'{block}.feed_forward.down.kernel'][0])
+
+
+def expected_losses(p, ids):
+  """The summed cross-entropy of the next token and of `DEPTH` further tokens, token by token (DeepSeek-V3's
+  equations 21 to 25)."""
+  same = torch.tensor((SEGMENTS[:, :, None] == SEGMENTS[:, None, :]).copy())
+  mask = (same & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())[:, None]
+  inputs = np.array(
+    [
+      [
+        ids[b, i - 1] if i and SEGMENTS[b, i] == SEGMENTS[b, i - 1] else Bytes().ids.bos_id
+        for i in range(LENGTH)
+      ]
+      for b in range(len(ids))
+    ]
+  )
+  table = p['embedding.table']
+  h, losses = body(p, 'body', table[torch.tensor(inputs)], mask), []
+  for ahead in range(DEPTH + 1):
+    if ahead:
+      module, known = f'head.ahead.{ahead - 1}', np.roll(ids, 1 - ahead, axis=1)
+      pair = (
+        norm(p, f'{module}.hidden_norm', h),
+        norm(p, f'{module}.token_norm', table[torch.tensor(known)]),
+      )
+      kernel = p[f'{module}.projection.kernel'].reshape(2 * WIDTH, WIDTH)
+      h = body(p, f'{module}.body', torch.cat(pair, dim=-1) @ kernel, mask)
+    log_p = torch.log_softmax(h @ table.T, dim=-1)
+    losses.append(
+      -sum(
+        log_p[b, i, ids[b, i + ahead]]
+        for b in range(len(ids))
+        for i in range(LENGTH - ahead)
+        if SEGMENTS[b, i] and SEGMENTS[b, i] == SEGMENTS[b, i + ahead]
+      )
+    )
+  return losses
+
+
+def test_multi_token_prediction_equals_the_equations_of_deepseek_v3_with_gradients():
+  model = multi_token_model()
+  ids = np.random.default_rng(2).integers(5, 260, (4, LENGTH))
+  positions = np.array([[np.sum(row[:i] == row[i]) for i in range(LENGTH)] for row in SEGMENTS])
+  batch = {'tokens': ids, 'segments': SEGMENTS, 'positions': positions}
+  task = CausalLM(
+    source=TextFiles(train='none'),
+    tokenizer=Bytes(),
+    length=LENGTH,
+    auxiliaries={'mtp': MultiTokenPrediction(weight=0.3)},
+  )
+  task.check_model(model)
+  grads, metrics = gradient(task, model, jax.tree.map(lambda a: jnp.asarray(a, jnp.int32), batch))
+  p = {
+    name: torch.tensor(np.asarray(array), dtype=torch.float64, requires_grad=True)
+    for name, array in named(model).items()
+  }
+  main, *further = expected_losses(p, ids)
+  count = np.count_nonzero(SEGMENTS)
+  (main / count + 0.3 / DEPTH * sum(further) / count).backward()
+  for name, loss in zip(('loss', 'mtp_loss_1', 'mtp_loss_2'), (main, *further), strict=True):
+    assert float(metrics[name][0]) == pytest.approx(loss.item(), rel=1e-5)
+  assert float(metrics['mtp'][0] / metrics['mtp'][1]) == pytest.approx(
+    0.3 / DEPTH * sum(further).item() / count, rel=1e-5
+  )
+  ours = named(grads)
+  assert ours.keys() == p.keys()
+  for name, parameter in p.items():
+    np.testing.assert_allclose(ours[name], parameter.grad.numpy(), atol=1e-5, err_msg=name)
+  micro, _ = gradient(task, model, jax.tree.map(lambda a: jnp.asarray(a, jnp.int32), batch), 2)
+  for name, array in named(micro).items():
+    np.testing.assert_allclose(array, ours[name], atol=1e-5, err_msg=name)
