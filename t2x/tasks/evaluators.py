@@ -5,7 +5,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,16 +16,14 @@ from t2x.data.sources.subset import Spread, spread
 from t2x.decode import Strategy
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
+from t2x.tasks.prediction import Watched, in_batches, predict
 from t2x.tasks.prefix_lm import PrefixLM
 from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
-from t2x.tasks.text import padded_batches
 from t2x.tasks.translation import PairTask, Translation
 
 __all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
 
-# Yields the items of an iterable and monitors the time spent on each.
-Watched = Callable[[Iterable], Iterable]
 # Number of generated texts stored per evaluation.
 _NUM_SAMPLES = 10
 
@@ -57,6 +55,7 @@ class Evaluated:
     model: returns the model with its parameters.
     rows: returns the preprocessed rows of a split of the task.
     evaluation: computes the task's metrics over a number of rows sampled evenly from a split; None: all rows.
+    batch_size: rows per batch of an evaluation of the run.
   """
 
   task: Task
@@ -64,6 +63,23 @@ class Evaluated:
   model: Callable[[], Any]
   rows: Callable[[str], Any]
   evaluation: Callable[[str, int | None], Evaluation]
+  batch_size: int
+
+  def predict(
+    self,
+    rows: Sequence[Mapping[str, Any]],
+    function: Callable[[Any, Mapping[str, Any]], Any],
+    batch_size: int | None = None,
+  ) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """Yields each row with its output of the model; pads batches, and splits them over the devices.
+
+    Args:
+      rows: `rows(split)`, or some of them.
+      function: `(model, batch) -> outputs` with arrays [batch, ...]; the batch has the arrays of `task.spec`.
+      batch_size: rows per batch; None: those of the run.
+    """
+    size, transform = batch_size or self.batch_size, self.task.transform(train=False)
+    yield from predict(self.model(), rows, transform, function, size, self.watched)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,21 +236,25 @@ class Translations(TaskEvaluator):
     """Translates the examples of the split and returns the metrics."""
     task = evaluated.task
     assert isinstance(task, PairTask)
-    examples = self._examples(task)
-    pairs = [examples[i] for i in range(len(examples))]
-    # Batches of similar length have little padding.
-    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i]['source']))
-    model, outputs = evaluated.model(), [''] * len(pairs)
-    for chosen, padded in evaluated.watched(padded_batches(order, self.batch_size)):
-      answers = task.generate(
+    examples, model = self._examples(task), evaluated.model()
+
+    def translated(pairs):
+      return task.generate(
         model,
-        [pairs[i]['source'] for i in padded],
+        [pair['source'] for pair in pairs],
         strategy=self.strategy or task.strategy,
         max_new_tokens=task.target_length,
       )
-      for i, answer in zip(chosen, answers, strict=False):
-        outputs[i] = answer[0]['text']
-    return self._score(pairs, outputs)
+
+    results = in_batches(
+      [examples[i] for i in range(len(examples))],
+      translated,
+      self.batch_size,
+      size=lambda pair: len(pair['source']),
+      watched=evaluated.watched,
+    )
+    pairs, answers = zip(*results, strict=True)
+    return self._score(pairs, [answer[0]['text'] for answer in answers])
 
   def _score(self, pairs: Sequence[Mapping[str, str]], outputs: Sequence[str]) -> Evaluation:
     import sacrebleu
@@ -271,9 +291,7 @@ class Answers(TaskEvaluator):
     examples = task.source.load(split)
     count = min(len(examples), self.num_examples or len(examples))
     indices = spread(count, len(examples))
-    answers = task.answers(
-      evaluated.model(), evaluated.rows(split), examples, indices, evaluated.watched
-    )
+    answers = task.answers(evaluated.predict, evaluated.rows(split), examples, indices)
     pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
     scores = {
       name: np.array([score(answer, gold) for answer, gold in pairs], float)

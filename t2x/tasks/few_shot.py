@@ -19,7 +19,8 @@ from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.likelihoods import cut, encode_pair, log_likelihoods, stop_ids
-from t2x.tasks.text import answers, continued, padded_batches
+from t2x.tasks.prediction import in_batches
+from t2x.tasks.text import answers, continued
 
 __all__ = ['ExactMatch', 'FewShot', 'LikeliestAnswer', 'LikeliestLabel', 'Scoring']
 
@@ -78,11 +79,12 @@ class ExactMatch(Scoring):
     """Returns `exact_match` and the generated answers."""
     task, model = evaluated.task, evaluated.model()
     assert isinstance(task, CausalLM)
-    tokenizer, outputs = task.fitted, list[str]()
+    tokenizer = task.fitted
     ends = (*self.strategy.eos_ids, *stop_ids(tokenizer, (questions[0].stop,)))
     strategy = dataclasses.replace(self.strategy, eos_ids=ends)
     rows = [tokenizer.prompt(question.prompt.rstrip()) for question in questions]
-    for _, batch in evaluated.watched(padded_batches(rows, batch_size)):
+
+    def answered(batch):
       generated = continued(
         model,
         batch,
@@ -91,10 +93,12 @@ class ExactMatch(Scoring):
         strategy=strategy,
         max_new_tokens=self.num_tokens,
       )
-      outputs += [best['text'] for best, *_ in answers(generated, tokenizer)]
+      return [best['text'] for best, *_ in answers(generated, tokenizer)]
+
+    results = in_batches(rows, answered, batch_size, watched=evaluated.watched)
     outputs = [
       cut(output, [question.stop]).strip()
-      for output, question in zip(outputs, questions, strict=False)
+      for (_, output), question in zip(results, questions, strict=True)
     ]
     matches = [o == q.answer.strip() for o, q in zip(outputs, questions, strict=True)]
     return {'exact_match': float(np.mean(matches))}, outputs
@@ -117,23 +121,26 @@ class Choice(Scoring):
     task, model = evaluated.task, evaluated.model()
     assert isinstance(task, CausalLM)
     tokenizer, chosen, per_byte, chance = task.fitted, list[str](), list[str](), list[float]()
-    for start in evaluated.watched(range(0, len(questions), batch_size)):
-      batch = questions[start : start + batch_size]
-      texts = [self.candidates(question) for question in batch]
-      pairs = [
-        encode_pair(tokenizer, question.prompt, text)
-        for question, row in zip(batch, texts, strict=True)
-        for text in row
-      ]
-      scores = log_likelihoods(
-        model, pairs, pad_id=tokenizer.pad_id, batch_size=batch_size, marks=task.token_marks
-      )
-      sums = iter([score.log_prob for score in scores])
-      for row in texts:
-        values = np.array([next(sums) for _ in row])
-        chosen.append(row[int(values.argmax())])
-        per_byte.append(row[int((values / [len(text.encode()) for text in row]).argmax())])
-        chance.append(1 / len(row))
+    texts = [self.candidates(question) for question in questions]
+    pairs = [
+      encode_pair(tokenizer, question.prompt, text)
+      for question, row in zip(questions, texts, strict=True)
+      for text in row
+    ]
+    scores = log_likelihoods(
+      model,
+      pairs,
+      pad_id=tokenizer.pad_id,
+      batch_size=batch_size,
+      marks=task.token_marks,
+      watched=evaluated.watched,
+    )
+    sums = iter([score.log_prob for score in scores])
+    for row in texts:
+      values = np.array([next(sums) for _ in row])
+      chosen.append(row[int(values.argmax())])
+      per_byte.append(row[int((values / [len(text.encode()) for text in row]).argmax())])
+      chance.append(1 / len(row))
     correct = [question.answer for question in questions]
     metrics = {
       'choice_accuracy': _equal(chosen, correct),

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.decode.generation import spread_over
 from t2x.layers.marks import Marks
 from t2x.models.language_model import select
+from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
 
 # Stands for the mask token of every tokenizer.
@@ -93,10 +93,8 @@ def fill_masks(
   segments = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int32)
   places = [np.flatnonzero(np.array(row) == tokenizer.mask_id) for row in rows]
   picked, _ = pad_prompts([p.tolist() for p in places], 0, multiple=1)
-  spread, gathered = spread_over(model, len(rows))
   batch = {'tokens': ids, 'segments': segments, 'types': np.zeros_like(ids)}
-  arrays = {name: spread(array) for name, array in batch.items()}
-  log_probs = np.asarray(jax.device_get(gathered(_log_probs(model, arrays, spread(picked), marks))))
+  log_probs = on_devices(functools.partial(_log_probs, marks=marks), model, batch, picked)
   return [
     _answer(tokenizer, prompt, row, place, scores, top_k)
     for prompt, row, place, scores in zip(prompts, rows, places, log_probs, strict=True)

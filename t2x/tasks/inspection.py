@@ -11,10 +11,10 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.decode.generation import spread_over
 from t2x.layers import Tokens
 from t2x.layers.marks import Marks
 from t2x.models import Output
+from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import pad_prompts
 
 Texts = str | Sequence[str]
@@ -87,8 +87,7 @@ class Inspection:
       sources = inputs if isinstance(inputs, np.ndarray) else as_list(inputs)
       prefixes = [''] * len(sources) if targets is None else targets
       run, arrays = _pair_outputs, (*self.encode(sources), *self.encode_targets(prefixes))
-    spread, gather = spread_over(self.model, len(arrays[0]))
-    logits, recorded = jax.device_get(gather(run(self.model, *map(spread, arrays), record=record)))
+    logits, recorded = on_devices(functools.partial(run, record=record), self.model, *arrays)
     return np.asarray(logits, np.float32), recorded
 
   def layers(

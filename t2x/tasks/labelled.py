@@ -12,8 +12,8 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
-from t2x.decode.generation import spread_over
 from t2x.tasks.base import Task
+from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import MarkingTask
 
 
@@ -60,9 +60,8 @@ class LabelledTask(MarkingTask):
   ) -> tuple[list[dict[str, Any]], Any]:
     """Returns the rows of some examples, and `function(model, batch)` for the batch of all these rows."""
     rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
-    spread, gathered = spread_over(model, len(rows))
-    batch = {name: spread(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return rows, jax.device_get(gathered(jax.jit(function)(model, batch)))
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return rows, on_devices(jax.jit(function), model, batch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

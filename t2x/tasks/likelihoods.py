@@ -10,12 +10,12 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.decode.generation import spread_over
 from t2x.layers import Tokens
 from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
-from t2x.tasks.text import pad_prompts, padded_batches
+from t2x.tasks.prediction import Watched, in_batches, on_devices
+from t2x.tasks.text import pad_prompts
 
 # The ids of a prompt and of its continuation.
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -65,6 +65,7 @@ def log_likelihoods(
   pad_id: int,
   batch_size: int,
   marks: Marks = Marks(),
+  watched: Watched = iter,
 ) -> list[Likelihood]:
   """Computes the log-likelihood of each continuation given its prompt.
 
@@ -74,21 +75,21 @@ def log_likelihoods(
     pad_id: the id of padding.
     batch_size: rows per batch.
     marks: further marks of tokens that patterns of the model read.
+    watched: wraps the iterable of batches.
 
   Raises:
     UserError: a row is longer than the model supports.
   """
-  longest = model.spec.max_length
-  results: list[Likelihood | None] = [None] * len(pairs)
-  # Batches of similar length have little padding.
-  order = sorted(range(len(pairs)), key=lambda i: sum(map(len, pairs[i])), reverse=True)
-  for chosen, padded in padded_batches(order, batch_size):
-    arrays = _arrays([pairs[i] for i in padded], pad_id, longest)
-    spread, gather = spread_over(model, batch_size)
-    sums, greedy = jax.device_get(gather(_score(model, *map(spread, arrays), further=marks)))
-    for i, log_prob, is_greedy in zip(chosen, sums, greedy, strict=False):
-      results[i] = Likelihood(float(log_prob), bool(is_greedy))
-  return [result for result in results if result is not None]
+  score = functools.partial(_score, further=marks)
+
+  def scored(batch):
+    arrays = _arrays(batch, pad_id, model.spec.max_length)
+    return list(zip(*on_devices(score, model, *arrays), strict=True))
+
+  results = in_batches(
+    pairs, scored, batch_size, size=lambda pair: sum(map(len, pair)), watched=watched
+  )
+  return [Likelihood(float(log_prob), bool(greedy)) for _, (log_prob, greedy) in results]
 
 
 def _arrays(rows: Sequence[Pair], pad_id: int, longest: int | None) -> tuple[np.ndarray, ...]:

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,12 +17,12 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Size
-from t2x.data import SpanWindows, evaluation_batches
-from t2x.decode.generation import spread_over
+from t2x.data import SpanWindows
 from t2x.layers.marks import Marks
 from t2x.models import OutputKind, TextModel
 from t2x.models.losses import Sums, cross_entropy
 from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.prediction import predict
 from t2x.tasks.text import encoded_spec, hidden_of
 
 __all__ = ['SpanPrediction']
@@ -104,20 +104,18 @@ class SpanPrediction(LabelledTask):
 
   def answers(
     self,
-    model: Any,
+    predict: Callable[..., Iterator[tuple[Mapping[str, Any], Any]]],
     rows: Sequence[Mapping[str, Any]],
     examples: Sequence[Mapping[str, Any]],
     indices: Sequence[int],
-    watched: Callable[[Iterable], Iterable] = iter,
   ) -> dict[int, str]:
     """Answers questions.
 
     Args:
-      model: the model with its parameters.
+      predict: `(rows, function, batch_size)` yields each row with its output; see `Evaluated.predict`.
       rows: the windows of the examples, in the order of the examples.
       examples: the examples of the source.
       indices: indices of the examples to answer.
-      watched: wraps the iterable of batches, as in `Evaluated`.
 
     Returns:
       Index of the example -> answer.
@@ -127,17 +125,10 @@ class SpanPrediction(LabelledTask):
       return bisect.bisect_left(range(len(rows)), example, key=lambda i: int(rows[i]['example']))
 
     windows = [rows[i] for index in indices for i in range(first_row(index), first_row(index + 1))]
-    batches = evaluation_batches(windows, drop_text_columns, self.eval_batch_size)
-    spread, gathered = spread_over(model, self.eval_batch_size)
-    spans: list[Any] = []
-    for batch in watched(batches):
-      arrays = {name: spread(array) for name, array in batch.items()}
-      best_spans = _best_spans(model, arrays, self.answer_length, self.token_marks)
-      columns = jax.device_get(gathered(best_spans))
-      spans += zip(*columns, strict=True)
+    best_spans = functools.partial(_best_spans, longest=self.answer_length, marks=self.token_marks)
     best: dict[int, tuple[float, str]] = {}
     empty: dict[int, float] = {}
-    for row, (start, end, score, null) in zip(windows, spans, strict=False):
+    for row, (start, end, score, null) in predict(windows, best_spans, self.eval_batch_size):
       number = int(row['example'])
       empty[number] = min(float(null), empty.get(number, math.inf))
       if number not in best or score > best[number][0]:
@@ -162,7 +153,11 @@ class SpanPrediction(LabelledTask):
     no_labels: dict[str, Any] = {'answers': [], 'starts': []}
     examples = [{'question': question, 'context': text} | no_labels for question, _, text in pairs]
     rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
-    texts = self.answers(model, rows, examples, range(len(examples)))
+
+    def predicted(rows, function, batch_size):
+      return predict(model, rows, drop_text_columns, function, batch_size)
+
+    texts = self.answers(predicted, rows, examples, range(len(examples)))
     return [
       [{'text': texts[i], 'tokens': [], 'log_probs': [], 'score': 0.0}] for i in range(len(texts))
     ]
@@ -187,7 +182,6 @@ def _logits(
   return start, end
 
 
-@functools.partial(jax.jit, static_argnames=('longest', 'marks'))
 def _best_spans(
   model: TextModel, batch: Mapping[str, jax.Array], longest: int, marks: Marks
 ) -> tuple[Array, Array, Array, Array]:

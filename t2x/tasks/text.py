@@ -365,13 +365,6 @@ def pad_prompts(
   return ids, lengths
 
 
-def padded_batches(items: Sequence[Any], size: int) -> list[tuple[Sequence[Any], list[Any]]]:
-  """Returns batches of items, each without and with padding: the last batch is filled with its last item, so that all
-  batches have one shape and one compiled program."""
-  batches = [items[start : start + size] for start in range(0, len(items), size)]
-  return [(batch, [*batch, *[batch[-1]] * (size - len(batch))]) for batch in batches]
-
-
 def continued(
   model: DecodingModel,
   rows: Sequence[Sequence[int]],

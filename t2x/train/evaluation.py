@@ -11,7 +11,8 @@ from t2x.data import Tokenizer, evaluation_batches
 from t2x.data.sources.subset import Spread
 from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task
-from t2x.tasks.evaluators import Evaluated, Evaluation, Watched
+from t2x.tasks.evaluators import Evaluated, Evaluation
+from t2x.tasks.prediction import Watched
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.params import Params
@@ -217,6 +218,7 @@ class Inference:
       evaluation=lambda split, num_rows: self.evaluation(
         params, split, evaluation=name, num_rows=num_rows, watched=watched
       ),
+      batch_size=self.batch_size,
     )
 
 

@@ -83,7 +83,7 @@ def scripted(monkeypatch):
     assert TOKENIZER.encode('\n')[0] in strategy.eos_ids
     return [[{'text': f' {answers[name(ids)]}\nCuba = H'}] for ids in rows]
 
-  def likelihoods(model, pairs, *, pad_id, batch_size, marks):
+  def likelihoods(model, pairs, *, pad_id, batch_size, marks, watched):
     return [
       Likelihood(0.0 if TOKENIZER.decode(ids).strip() == answers[name(prompt)] else -1.0, False)
       for prompt, ids in pairs

@@ -15,6 +15,8 @@ from t2x.decode import Greedy
 from t2x.layers import Causal, Full, named_key
 from t2x.models import Output
 from t2x.tasks import LanguageModelling, SequenceClassification, SpanPrediction, WordClassification
+from t2x.tasks.prediction import predict
+from t2x.tasks.span_prediction import drop_text_columns
 
 TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
 
@@ -160,7 +162,12 @@ def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
 
   def answer(**settings):
     task = SpanPrediction(**TEXT, length=6, stride=2, eval_batch_size=2, **settings)
-    return task.answers(Told(logits), Rows([0, 0, 0, 1, 1, 1]), examples, [0])[0]
+    model = Told(logits)
+
+    def predicted(rows, function, batch_size):
+      return predict(model, rows, drop_text_columns, function, batch_size)
+
+    return task.answers(predicted, Rows([0, 0, 0, 1, 1, 1]), examples, [0])[0]
 
   # c is the likeliest start and its end is behind it or nowhere: a..a scores 6, c..c 9.
   assert answer() == 'c'

@@ -4,7 +4,6 @@ both written again here from their sources."""
 import collections
 import re
 import string
-import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +15,16 @@ from t2x.data import Bytes, Source
 from t2x.decode import Greedy
 from t2x.models import Output
 from t2x.tasks import Answers, SpanPrediction
+from t2x.tasks.evaluators import Evaluated
+from t2x.tasks.prediction import predict
+from t2x.tasks.span_prediction import drop_text_columns
 
 BYTES = Bytes().train([])
 WORDS = ('the', 'a', 'Cat', 'sat,', 'on', 'mat.', 'red')
+
+
+def predicted(model):
+  return lambda rows, function, size: predict(model, rows, drop_text_columns, function, size)
 
 
 class Random(WithLogits, nnx.Module):
@@ -148,13 +154,18 @@ def test_answers_match_bert_and_their_metrics_those_of_squad(threshold, seed):
   ).bound(BYTES)
   rows, examples = list(task.rows('validation')), source.examples
   expected = bert(model, task, rows, examples)
-  found = task.answers(model, rows, examples, range(len(examples)))
+  found = task.answers(predicted(model), rows, examples, range(len(examples)))
   answers = [found[i] for i in range(len(examples))]
   assert answers == expected
   if threshold is not None:  # Both are chosen.
     assert 0 < answers.count('') < len(answers)
-  evaluated = types.SimpleNamespace(
-    task=task, watched=iter, model=lambda: model, rows=lambda split: rows
+  evaluated = Evaluated(
+    task=task,
+    watched=iter,
+    model=lambda: model,
+    rows=lambda split: rows,
+    evaluation=lambda split, count: None,
+    batch_size=4,
   )
   whole = Answers()(evaluated)
   assert whole.metrics == pytest.approx(official(expected, examples) | {'examples': len(examples)})
@@ -181,7 +192,7 @@ def test_answers_have_at_most_the_maximum_number_of_tokens(longest):
   }
   task = SpanPrediction(source=source, tokenizer=Bytes(), **settings).bound(BYTES)
   rows = list(task.rows('validation'))
-  answers = task.answers(model, rows, source.examples, range(len(source.examples)))
+  answers = task.answers(predicted(model), rows, source.examples, range(len(source.examples)))
   assert [len(answers[i]) for i in answers] == [
     min(longest, len(example['context'])) for example in source.examples
   ]
