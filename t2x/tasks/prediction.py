@@ -42,11 +42,12 @@ def in_batches(
     function: returns the outputs of a batch. Each batch has `batch_size` items, so that all have one compiled program:
       the last one is filled with its last item.
     batch_size: items per batch.
-    size: the size of an item. Batches then have items of similar size, largest first, and little padding.
+    size: the size of an item. Batches then have items of similar size, and little padding.
     watched: wraps the iterable of batches.
   """
-  order = sorted(range(len(items)), key=lambda i: size(items[i]), reverse=True) if size else None
-  order, outputs, position = order or list(range(len(items))), dict[int, Any](), 0
+  order, outputs, position = list(range(len(items))), dict[int, Any](), 0
+  if size is not None:
+    order.sort(key=lambda i: size(items[i]))
   for start in watched(range(0, len(order), batch_size)):
     batch = order[start : start + batch_size]
     padded = [*batch, *[batch[-1]] * (batch_size - len(batch))]

@@ -32,7 +32,7 @@ def test_each_item_has_its_output_in_the_order_of_the_items(count, size):
   assert list(results) == [(item, item.upper()) for item in items]
   assert [len(batch) for batch in batches] == [4] * len(watched) == [4] * (-(-count // 4))
   if size and count == 8:
-    assert max(map(len, batches[1])) <= min(map(len, batches[0]))
+    assert max(map(len, batches[0])) <= min(map(len, batches[1]))
 
 
 class Scale(nnx.Module):
@@ -48,7 +48,7 @@ class Rows:
     return lambda row, rng: {'x': np.float32([row['x'], 1]), 'drawn': np.float32(rng.random())}
 
 
-def evaluated(model, traced):
+def evaluated(model, traced, batch_size=4):
   rows = [{'x': i, 'text': str(i)} for i in range(7)]
   evaluated = Evaluated(
     task=Rows(),
@@ -56,7 +56,7 @@ def evaluated(model, traced):
     model=lambda: model,
     rows=lambda split: rows,
     evaluation=lambda split, count: None,
-    batch_size=4,
+    batch_size=batch_size,
   )
 
   def function(model, batch):
@@ -88,7 +88,7 @@ def print_predictions():
   mesh = Mesh(data=8).build()
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   model = jax.device_put(Scale(), replicated)
-  pairs = evaluated(model, [])
+  pairs = evaluated(model, [], 8)
   print(json.dumps([np.asarray(output['y']).tolist() for _, output in pairs]))
 
 
