@@ -85,10 +85,10 @@ class Rows(Sequence):
       return [self[i] for i in range(*index.indices(len(self)))]
     i = range(len(self))[index]
     record = self._records[i]
-    row = {name: record[name].astype(np.int32) for name in self._dtype.names or ()}
+    row = {name: _as_read(record[name]) for name in self._dtype.names or ()}
     if self._positions:
       return add_positions(row, self._positions)
-    return {name: array if len(array) > 1 else array[0] for name, array in row.items()}
+    return {name: array[0] if array.shape == (1,) else array for name, array in row.items()}
 
   def lengths(self, column: str, start: int, stop: int) -> np.ndarray:
     """Returns the numbers of tokens without padding of a column, int64 [rows], for rows start to stop."""
@@ -176,18 +176,18 @@ def _write(
     folder: folder of the file.
   """
   counts = collections.Counter[str](rows=0, tokens=0)
-  for name, column in plan.columns.items():
-    _check_integers(plan, name, np.dtype(column.dtype or np.int32))
   record = np.zeros((), plan.dtype(tokenizer.vocab_size))
   with (folder / FILE).open('wb') as file:
     for row in plan.pack(encode(counts), tokenizer, counts):
       for name in plan.columns:
-        _check_integers(plan, name, np.asarray(row[name]).dtype)
-        record[name] = row[name]
+        values = np.asarray(row[name])
+        _check_type(plan, name, values.dtype)
+        # Encoded items are read as flat arrays.
+        record[name] = values.reshape(record[name].shape)
       file.write(record.tobytes())
       counts['rows'] += 1
       counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(n)])) for n in plan.texts)
-  capacity = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
+  capacity = counts['rows'] * sum(record[name].size for name in plan.texts)
   return {
     **{name: int(count) for name, count in counts.items()},
     'efficiency': round(counts['tokens'] / max(capacity, 1), 6),
@@ -197,11 +197,17 @@ def _write(
   }
 
 
-def _check_integers(plan: Plan, column: str, dtype: np.dtype) -> None:
-  """Raises UserError unless a column has integers, to which other values would be cut off."""
-  if dtype.kind not in 'biu':
+def _as_read(array: np.ndarray) -> np.ndarray:
+  return array.astype(np.float32 if array.dtype.kind == 'f' else np.int32)
+
+
+def _check_type(plan: Plan, column: str, dtype: np.dtype) -> None:
+  """Raises UserError if values of a type would be changed in a column: floats are cut off to integers."""
+  stored = np.dtype(plan.columns[column].dtype or np.int32)
+  if stored.kind not in 'biuf' or dtype.kind not in ('biuf' if stored.kind == 'f' else 'biu'):
     raise UserError(
-      f"the column '{column}' of {type(plan).__name__} has values of type {dtype}: rows can only store integers"
+      f"the column '{column}' of {type(plan).__name__} has values of type {dtype}, but stores {stored}: rows can only "
+      'store integers, or floats in columns of floats'
     )
 
 

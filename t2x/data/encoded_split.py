@@ -130,7 +130,7 @@ class EncodedSplit:
         info = json.loads(self._path(part, 'json').read_bytes())
         counts.update(info['counts'])
         with self._path(part, 'items').open('rb') as file:
-          yield from read_items(file, info['names'])
+          yield from read_items(file, info['types'])
         update(part.stop)
       except (ValueError, EOFError, KeyError) as error:
         raise UserError(f'{self._path(part, "items")} is damaged: remove {self.folder}') from error
@@ -156,10 +156,10 @@ class EncodedSplit:
     temporary = self._path(part, f'{uuid.uuid4().hex[:8]}.tmp')
     try:
       with temporary.open('wb') as file:
-        names = write_items(file, self.plan.encode(numbered, self.tokenizer, counts))
+        types = write_items(file, self.plan.encode(numbered, self.tokenizer, counts))
         file.flush()
         os.fsync(file.fileno())
-      info = json.dumps({'names': names, 'counts': {name: int(n) for name, n in counts.items()}})
+      info = json.dumps({'types': types, 'counts': {name: int(n) for name, n in counts.items()}})
       write_atomically(self._path(part, 'json'), info.encode())
       temporary.rename(self._path(part, 'items'))
     except BaseException:
@@ -167,20 +167,34 @@ class EncodedSplit:
       raise
 
 
-def write_items(file: IO[bytes], items: Iterable[Item]) -> list[str]:
-  """Writes items in blocks: an array of lengths [items, names], then all values. Returns the names."""
-  names: list[str] = []
+def write_items(file: IO[bytes], items: Iterable[Item]) -> dict[str, str]:
+  """Writes items in blocks: an array of lengths [items, names], then all values, floats as their bits.
+
+  Returns name -> 'int32' or 'float32'.
+  """
+  types: dict[str, str] = {}
   for block in by_size(items, lambda item: sum(map(np.size, item.values())), BLOCK):
-    names = names or list(block[0])
-    _write_block(file, [np.atleast_1d(item[name]) for item in block for name in names], len(names))
-  return names
+    types = types or {name: _read_type(np.asarray(value).dtype) for name, value in block[0].items()}
+    arrays = [
+      np.ravel(item[name]).astype(np.float32).view(np.int32)
+      if read == 'float32'
+      else np.ravel(item[name])
+      for item in block
+      for name, read in types.items()
+    ]
+    _write_block(file, arrays, len(types))
+  return types
+
+
+def _read_type(dtype: np.dtype) -> str:
+  return 'float32' if dtype.kind == 'f' else 'int32'
 
 
 def _write_block(file: IO[bytes], arrays: list[np.ndarray], num_names: int) -> None:
   lengths = np.array([len(array) for array in arrays], np.int64).reshape(-1, num_names)
   values = np.concatenate(arrays)
   if not np.can_cast(values.dtype, np.int64):
-    raise TypeError(f'the items of a plan must be integers, not {values.dtype}')
+    raise TypeError(f'the items of a plan must be integers or floats, not {values.dtype}')
   for array in (lengths, values):
     np.save(file, array.astype(_smallest_type(array)))
 
@@ -192,13 +206,14 @@ def _smallest_type(array: np.ndarray) -> np.dtype:
   return np.result_type(np.min_scalar_type(array.min()), np.min_scalar_type(array.max()))
 
 
-def read_items(file: IO[bytes], names: Sequence[str]) -> Iterator[Item]:
-  """Yields the items of `write_items`, with int32 arrays; one block is in memory at a time."""
+def read_items(file: IO[bytes], types: Mapping[str, str]) -> Iterator[Item]:
+  """Yields the items of `write_items`, as flat arrays of these types; one block is in memory at a time."""
   size = os.fstat(file.fileno()).st_size
   while file.tell() < size:
     lengths = np.load(file).ravel()
     values = np.load(file).astype(np.int32)
     stops = np.cumsum(lengths, dtype=np.int64).tolist()
     arrays = [values[start:stop] for start, stop in itertools.pairwise([0, *stops])]
-    for i in range(0, len(arrays), len(names)):
-      yield dict(zip(names, arrays[i : i + len(names)], strict=True))
+    for i in range(0, len(arrays), len(types)):
+      parts = zip(types.items(), arrays[i : i + len(types)], strict=True)
+      yield {name: array.view(read) for (name, read), array in parts}

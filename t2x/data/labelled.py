@@ -16,7 +16,7 @@ from t2x.base.errors import UserError
 from t2x.data.plans import Column, Plan, Row, check_positive, padded, text_of
 from t2x.data.tokenizers.base import Encoding, Located, Tokenizer
 
-__all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
+__all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords', 'ScoredTexts']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,20 @@ class LabelledPlan(Plan):
     """Returns the padded row of an encoded text, without labels."""
     values = {'tokens': encoding.ids, 'types': encoding.types, 'segments': np.ones(len(encoding))}
     return {name: self.filled(array) for name, array in values.items()}
+
+  def encoded(
+    self,
+    example: Mapping[str, Any],
+    number: int,
+    fields: Sequence[str],
+    tokenizer: Tokenizer,
+    counts: collections.Counter[str],
+  ) -> Row:
+    """Returns the row of one or two text fields of an example, truncated, without labels."""
+    room = self.room(tokenizer, len(fields) == 2)
+    texts = [tokenizer.locate(text_of(example, field, number)) for field in fields]
+    counts['cut'] += sum(map(len, texts)) > room
+    return self.padded(tokenizer.join(*_truncate(texts, room)))
 
   def filled(self, values: Any) -> np.ndarray:
     """Pads the values with zeros to the length of a row."""
@@ -109,13 +123,42 @@ class LabelledTexts(LabelledPlan):
 
   def encode(self, examples, tokenizer, counts):
     """Yields one row per example."""
-    ids, pair = label_ids(self.labels), len(self.fields) == 2
-    room = self.room(tokenizer, pair)
+    ids = label_ids(self.labels)
     for number, example in examples:
-      texts = [tokenizer.locate(text_of(example, field, number)) for field in self.fields]
-      counts['cut'] += sum(map(len, texts)) > room
-      label = _label_id(ids, example.get('label'), number)
-      yield self.padded(tokenizer.join(*_truncate(texts, room))) | {'label': label, 'weight': 1}
+      row = self.encoded(example, number, self.fields, tokenizer, counts)
+      yield row | {'label': _label_id(ids, example.get('label'), number), 'weight': 1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredTexts(LabelledPlan):
+  """Converts a text, or a pair of texts, and a number to a row with `target` (float32) and `weight` (1).
+
+  Texts are truncated as by `LabelledTexts`.
+
+  Attributes:
+    score: name of the field of the number.
+    fields: names of one or two text fields.
+  """
+
+  score: str
+  fields: tuple[str, ...] = ('text',)
+
+  @property
+  def columns(self):
+    """Adds a number per row."""
+    return super().columns | {'target': Column(1, np.float32), 'weight': Column(1, np.uint8)}
+
+  def encode(self, examples, tokenizer, counts):
+    """Yields one row per example."""
+    for number, example in examples:
+      score = example.get(self.score)
+      if isinstance(score, bool) or not isinstance(score, int | float) or not np.isfinite(score):
+        raise UserError(
+          f'example {number} has {self.score!r} = {score!r}, which is no finite number: its fields are '
+          f'{sorted(example)}'
+        )
+      row = self.encoded(example, number, self.fields, tokenizer, counts)
+      yield row | {'target': np.float32(score), 'weight': 1}
 
 
 def _truncate(texts: Sequence[Located], room: int) -> list[Located]:

@@ -14,14 +14,19 @@ Row = dict[str, Any]
 T = TypeVar('T')
 # Examples with their numbers in the split.
 Examples = Iterable[tuple[int, Mapping[str, Any]]]
-# The values of an encoded example, or of a part of it, by name: integers or arrays [values].
+# The values of an encoded example, or of a part of it, by name: numbers or arrays, integers or float32.
 Item = dict[str, Any]
 
 
 class Column(NamedTuple):
-  """Length and stored type of a column of rows; None is the type of token ids."""
+  """Shape and stored type of a column of rows.
 
-  length: int
+  Attributes:
+    shape: shape of the array of a row; the shape 1 is a number.
+    dtype: stored type, of integers or floats; None: that of token ids. Rows have int32 or float32.
+  """
+
+  shape: int | tuple[int, ...]
   dtype: type | None
 
 
@@ -40,7 +45,7 @@ class Plan(abc.ABC):
   @property
   @abc.abstractmethod
   def columns(self) -> dict[str, Column]:
-    """Name -> length and type. Every column of token ids has a column of segments."""
+    """Name -> shape and type. Every column of token ids has a column of segments."""
 
   @abc.abstractmethod
   def encode(
@@ -74,7 +79,10 @@ class Plan(abc.ABC):
   def dtype(self, vocab_size: int) -> np.dtype:
     """Returns the structured type of a stored row."""
     ids = np.uint16 if vocab_size <= 1 << 16 else np.int32
-    return np.dtype([(name, c.dtype or ids, (c.length,)) for name, c in self.columns.items()])
+    columns = self.columns.items()
+    return np.dtype(
+      [(name, c.dtype or ids, tuple(np.atleast_1d(c.shape).tolist())) for name, c in columns]
+    )
 
 
 def by_size(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:

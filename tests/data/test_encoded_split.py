@@ -174,20 +174,26 @@ def test_few_items_are_in_memory(tmp_path, small_ranges, monkeypatch):
 def test_items_of_several_blocks_are_read_as_written(monkeypatch):
   monkeypatch.setattr(encoded_module, 'BLOCK', 10)
   items = [
-    {'a': np.arange(i % 5) + 70_000 * (i == 7), 'b': i - 3, 'c': np.full(2, 300)} for i in range(20)
+    {
+      'a': np.arange(i % 5) + 70_000 * (i == 7),
+      'b': i - 3,
+      'c': np.full((2, 1), 300),
+      'd': np.float32([[i / 7, -i]]),
+    }
+    for i in range(20)
   ]
   with open(os.memfd_create('items'), 'w+b') as file:
-    names = write_items(file, iter(items))
+    types = write_items(file, iter(items))
     file.seek(0)
-    copies = list(read_items(file, names))
-  assert names == ['a', 'b', 'c']
+    copies = list(read_items(file, types))
+  assert types == {'a': 'int32', 'b': 'int32', 'c': 'int32', 'd': 'float32'}
   for item, copy in zip(items, copies, strict=True):
-    for name in names:
-      assert copy[name].dtype == np.int32
-      np.testing.assert_array_equal(copy[name], np.atleast_1d(item[name]))
-  assert write_items(io.BytesIO(), iter([])) == []
-  with pytest.raises(TypeError, match='must be integers, not float64'):
-    write_items(io.BytesIO(), iter([{'a': np.array([0.5])}]))
+    for name, dtype in types.items():
+      assert copy[name].dtype == dtype
+      np.testing.assert_array_equal(copy[name], np.ravel(item[name]))
+  assert write_items(io.BytesIO(), iter([])) == {}
+  with pytest.raises(TypeError, match='must be integers or floats, not <U1'):
+    write_items(io.BytesIO(), iter([{'a': np.array(['x'])}]))
 
 
 def test_a_damaged_range_is_an_error(tmp_path, small_ranges, monkeypatch):

@@ -1,0 +1,139 @@
+"""Regression on texts or pairs of texts, such as semantic textual similarity (Cer et al. 2017,
+https://arxiv.org/abs/1708.00055), and the correlations of its predictions."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.base.ranges import NonEmpty, Text
+from t2x.data import ScoredTexts
+from t2x.data.sources.subset import spread
+from t2x.layers import named_key
+from t2x.models import OutputKind
+from t2x.tasks.base import Task
+from t2x.tasks.evaluators import Evaluation, TaskEvaluator
+from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.text import encoded_spec, hidden_of
+
+__all__ = ['Correlations', 'TextRegression']
+
+# Sums over the examples from which Pearson's correlation is computed.
+_MOMENTS = ('x', 'y', 'xx', 'yy', 'xy')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextRegression(LabelledTask):
+  """Predicts a number for a text, or for a pair of texts, by the mean squared error, as BERT does for STS-B
+  (https://arxiv.org/abs/1810.04805, section 4.1).
+
+  The head has one class logit, the prediction. Metrics: loss; pearson, the correlation of predictions and numbers;
+  `Correlations` also computes Spearman's.
+
+  Attributes:
+    score: name of the field of the number.
+    fields: one or two names of text fields.
+  """
+
+  score: Text
+  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
+
+  unit: ClassVar[str] = 'examples'
+  outputs: ClassVar[OutputKind] = 'class logits'
+  head: ClassVar[str] = 'SequenceClassifier'
+  best_metric: ClassVar[str] = 'pearson'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss'})
+
+  @property
+  def num_classes(self):
+    return 1
+
+  def texts_of(self, example):
+    return {name: example[name] for name in self.fields if name in example}
+
+  @property
+  def plan(self):
+    """One example per row."""
+    return ScoredTexts(length=self.length, score=self.score, fields=tuple(self.fields))
+
+  def spec(self, batch_size):
+    """Returns tokens, types, segments: int32 [batch, length]; target: float32 and weight: int32 [batch]."""
+    return encoded_spec(batch_size, self.length) | {
+      'target': jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+      'weight': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+    }
+
+  def target_weights(self, batch):
+    return batch['weight'].astype(jnp.float32)
+
+  def predictions(self, model, batch, key):
+    """Returns the predicted number of each row in float32, and the model's output."""
+    out = hidden_of(model, batch, key, self.token_marks)
+    values = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
+    return values[:, 0].astype(jnp.float32), out
+
+  def sums(self, model, batch, key):
+    """Returns the loss and the moments of predictions and numbers."""
+    x, out = self.predictions(model, batch, key)
+    y, weights = batch['target'], self.weighted_targets(batch)
+    moments = dict(zip(_MOMENTS, (x, y, x * x, y * y, x * y), strict=True))
+    values = {'loss': jnp.square(x - y)} | {f'moment/{n}': m for n, m in moments.items()}
+    sums = {name: ((value * weights).sum(), weights.sum()) for name, value in values.items()}
+    return self.with_auxiliaries(sums, model, out, batch, key)
+
+  def summarise(self, means, info=None):
+    """Returns the metrics with pearson in place of the moments; it is 0 if one side is constant."""
+    metrics = super().summarise(means, info)
+    x, y, xx, yy, xy = (metrics.pop(f'moment/{name}') for name in _MOMENTS)
+    variances = max(xx - x * x, 0.0) * max(yy - y * y, 0.0)
+    return metrics | {'pearson': (xy - x * y) / variances**0.5 if variances else 0.0}
+
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Returns the predicted number of each prompt; the texts of a pair are separated by a tab."""
+    texts = [prompt.split('\t', len(self.fields) - 1) for prompt in prompts]
+    examples = [dict(zip(self.fields, row, strict=True)) | {self.score: 0.0} for row in texts]
+    _, values = self.run_on_examples(
+      lambda m, batch: self.predictions(m, batch, None)[0], model, examples
+    )
+    return [
+      [{'text': f'{value:.4g}', 'tokens': [], 'log_probs': [], 'score': float(value)}]
+      for value in values
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Correlations(TaskEvaluator):
+  """Computes Pearson's and Spearman's correlation of predictions and numbers of `TextRegression`."""
+
+  kinds: ClassVar[tuple[type[Task], ...]] = (TextRegression,)
+
+  def __call__(self, evaluated):
+    """Returns the correlations, and the squared error of each example."""
+    task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
+    assert isinstance(task, TextRegression)
+    indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
+    chosen = [rows[i] for i in indices]
+    pairs = evaluated.predict(chosen, lambda model, batch: task.predictions(model, batch, None)[0])
+    x, y = np.array([(output, row['target']) for row, output in pairs], np.float64).T
+    metrics = {
+      'examples': float(len(x)),
+      'pearson': _pearson(x, y),
+      'spearman': _pearson(_ranks(x), _ranks(y)),
+    }
+    return Evaluation(metrics, examples={'squared_error': np.square(x - y)})
+
+
+def _pearson(x: Any, y: Any) -> float:
+  x, y = x - x.mean(), y - y.mean()
+  size = np.sqrt((x * x).sum() * (y * y).sum())
+  return float((x * y).sum() / size) if size else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+  """Returns the rank of each value; equal values have their mean rank."""
+  _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+  return (np.cumsum(counts) - (counts - 1) / 2)[index]
