@@ -25,6 +25,7 @@ from t2x.data.samples.fashion_mnist import *
 from t2x.data.samples.libreoffice import *
 from t2x.data.samples.sentiment import *
 from t2x.data.samples.standard_library import *
+from t2x.data.sentence_pairs import *
 from t2x.data.skipping import *
 from t2x.data.sources.base import *
 from t2x.data.sources.deduplicated import *

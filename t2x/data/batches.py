@@ -20,7 +20,26 @@ from t2x.data.shuffling import shuffled
 __all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'evaluation_batches']
 
 Batch = dict[str, np.ndarray]
-Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
+# `(row, rng) -> row`, or `(row, rng, rows) -> row` if its attribute `needs_rows` is True: `rows` are all rows of the
+# split, before any transform.
+Transform = Callable[..., Mapping[str, Any]]
+
+
+def needs_rows(transform: Transform | None) -> bool:
+  """Returns whether a transform declares that it reads other rows."""
+  return getattr(transform, 'needs_rows', False)
+
+
+def transformed(
+  transform: Transform | None,
+  row: Mapping[str, Any],
+  rng: np.random.Generator,
+  rows: Sequence[Mapping[str, Any]],
+) -> Mapping[str, Any]:
+  """Returns the output of a transform, which gets `rows` if it needs them; None: no change."""
+  if transform is None:
+    return row
+  return transform(row, rng, rows) if needs_rows(transform) else transform(row, rng)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +48,20 @@ class Chain:
 
   transforms: tuple[Transform, ...]
 
-  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+  @property
+  def needs_rows(self) -> bool:
+    """Whether one of the transforms needs other rows."""
+    return any(map(needs_rows, self.transforms))
+
+  def __call__(
+    self,
+    row: Mapping[str, Any],
+    rng: np.random.Generator,
+    rows: Sequence[Mapping[str, Any]] = (),
+  ) -> Mapping[str, Any]:
     """Returns the output of the last transform."""
     for transform in self.transforms:
-      row = transform(row, rng)
+      row = transformed(transform, row, rng, rows)
     return row
 
 
@@ -94,7 +123,8 @@ class Batches:
     """
     Args:
       rows: random-access examples; after the transform, the shapes of all examples must agree.
-      transform: `(row, rng) -> example`, picklable if worker processes are used; None: no change.
+      transform: `(row, rng) -> example`, or `(row, rng, rows)` if it declares `needs_rows`; picklable if worker
+        processes are used; None: no change.
       batch_size: number of rows in the global batch.
       seed: seed of the order and of the transform's random draws.
       order: order of the rows; None: `Shuffled`.
@@ -182,12 +212,10 @@ def _share(batch_size: int, process_index: int, process_count: int) -> range:
 
 def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
   row = batches.rows[index]
-  if batches.transform is None:
-    return row
   # SeedSequence accepts no negative numbers, so the sign is a separate entry.
   seed = [abs(batches.seed), int(batches.seed < 0), epoch, index]
   try:
-    return batches.transform(row, np.random.default_rng(seed))
+    return transformed(batches.transform, row, np.random.default_rng(seed), batches.rows)
   except UserError as error:
     raise UserError(f'row {index}: {error}') from error
 

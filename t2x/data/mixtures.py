@@ -17,7 +17,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
-from t2x.data.batches import Order, Transform, rows_fingerprint
+from t2x.data.batches import Order, Transform, needs_rows, rows_fingerprint, transformed
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
 
@@ -167,13 +167,20 @@ class MixtureTransform:
   transforms: tuple[Transform | None, ...]
   loss_weights: tuple[float, ...]
 
-  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+  @property
+  def needs_rows(self) -> bool:
+    """Whether a transform needs other rows, which are those of its own source."""
+    return any(map(needs_rows, self.transforms))
+
+  def __call__(
+    self, row: Mapping[str, Any], rng: np.random.Generator, rows: MixtureRows | None = None
+  ) -> dict[str, Any]:
     """Returns the transformed row with `task` (int32) and `loss_weight` (float32)."""
     number = int(row['task'])
     example = {name: value for name, value in row.items() if name != 'task'}
-    transform = self.transforms[number]
+    own = () if rows is None else list(rows.sources.values())[number]
     return {
-      **(example if transform is None else transform(example, rng)),
+      **transformed(self.transforms[number], example, rng, own),
       'task': np.int32(number),
       'loss_weight': np.float32(self.loss_weights[number]),
     }

@@ -81,7 +81,10 @@ class Plan(abc.ABC):
     ids = np.uint16 if vocab_size <= 1 << 16 else np.int32
     columns = self.columns.items()
     return np.dtype(
-      [(name, c.dtype or ids, tuple(np.atleast_1d(c.shape).tolist())) for name, c in columns]
+      [
+        (name, c.dtype or ids, c.shape if isinstance(c.shape, tuple) else (c.shape,))
+        for name, c in columns
+      ]
     )
 
 

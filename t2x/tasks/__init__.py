@@ -12,6 +12,7 @@ from t2x.tasks.language_modelling import *
 from t2x.tasks.marks import *
 from t2x.tasks.masked_lm import *
 from t2x.tasks.mixture import *
+from t2x.tasks.next_sentence import *
 from t2x.tasks.pictures import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *

@@ -71,21 +71,42 @@ def test_rows_hold_the_text_of_the_split(tmp_path):
 class Scores(Plan):
   """Rows with one value per text."""
 
-  value: float
+  value: object
   dtype_of_column: type
+  shape: object = 1
 
-  columns = property(lambda self: {'score': Column(1, self.dtype_of_column)})
+  columns = property(lambda self: {'score': Column(self.shape, self.dtype_of_column)})
 
   def encode(self, examples, tokenizer, counts):
     for _ in examples:
       yield {'score': self.value}
 
 
-@pytest.mark.parametrize(('value', 'dtype'), [(3.8, np.int32), (3.8, np.float32), (3, np.float32)])
-def test_values_that_are_no_integers_are_refused(tmp_path, value, dtype):
-  with pytest.raises(UserError, match=r"the column 'score' of Scores has values of type float"):
+@pytest.mark.parametrize(('value', 'dtype'), [(3.8, np.int32), ('3', np.int32), ('3', np.float32)])
+def test_values_that_a_column_would_change_are_refused(tmp_path, value, dtype):
+  with pytest.raises(UserError, match=r"the column 'score' of Scores has values of type"):
     token_rows(Texts(), 'train', BYTES, Scores(value, dtype), tmp_path)
   assert token_rows(Texts(), 'train', BYTES, Scores(3, np.int32), tmp_path)[0] == {'score': 3}
+
+
+@pytest.mark.parametrize('several', [False, True])
+@pytest.mark.parametrize(
+  ('dtype', 'shape', 'value', 'read'),
+  [
+    (np.float32, 1, np.float32(3.8), np.float32),
+    (np.float32, (), 3, np.float32),
+    (np.float16, (2, 3), ((0.5, 1, 2), (-1, 1 / 4, 0)), np.float32),
+    (np.int16, (3, 1), ((-5,), (2,), (300,)), np.int32),
+  ],
+)
+def test_columns_have_a_shape_and_a_type(tmp_path, monkeypatch, dtype, shape, value, read, several):
+  if several:  # Encoded by worker processes, and then read from their files.
+    monkeypatch.setattr('t2x.data.encoded_split.RANGE', 100)
+  rows = token_rows(Texts(), 'train', BYTES, Scores(value, dtype, shape), tmp_path)
+  for row in (rows[0], rows[-1]):
+    assert row['score'].dtype == read
+    assert row['score'].shape == (() if shape == 1 else shape)
+    np.testing.assert_array_equal(row['score'], np.asarray(value, read))
 
 
 def test_padding_and_divided_documents_are_logged(tmp_path, caplog):

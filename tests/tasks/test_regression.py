@@ -149,7 +149,7 @@ def test_a_number_that_is_missing_or_not_finite_is_an_error(task):
     bad = dataclasses.replace(task, source=Scored())
     bad.source.examples[3]['rating'] = value
     bad.source.fingerprint = lambda value=value: f'bad {value}'
-    with pytest.raises(UserError, match="example 3 has 'rating' = .* which is no finite number"):
+    with pytest.raises(UserError, match=r"example 3 has 'rating' = .* which is no finite number"):
       bad.rows('train')
 
 

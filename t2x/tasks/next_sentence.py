@@ -1,0 +1,87 @@
+"""BERT's pre-training: masked language modelling of pairs of texts, and next sentence prediction
+(https://arxiv.org/abs/1810.04805, section 3.1)."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonNegative
+from t2x.data import Chain, PairSentences, SentenceRows
+from t2x.layers import named_key
+from t2x.models.losses import classification_sums
+from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput, check_columns
+from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.text import hidden_of
+
+__all__ = ['MaskedPairs', 'NextSentence']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedPairs(MaskedLM):
+  """Predicts the masked tokens of pairs of texts, whose second text follows the first or is of another document.
+
+  Pairs and masks are drawn anew in each epoch, from the documents of one split. The auxiliary `NextSentence` predicts
+  whether the second text follows.
+
+  Attributes:
+    packing: divides documents into rows of sentences, called with the tokens per row.
+  """
+
+  packing: Callable[..., SentenceRows] = SentenceRows
+
+  def __post_init__(self):
+    if self.pieces is not None:
+      raise UserError('MaskedPairs does not sample segmentations: leave out MaskedPairs.pieces')
+
+  def transform(self, *, train):
+    """Returns the transform that draws pairs and then masks; both are fixed in evaluation."""
+    pairs = PairSentences(tokenizer=self.fitted, length=self.length)
+    return Chain((pairs, super().transform(train=train)))
+
+  def spec(self, batch_size):
+    """Returns the arrays of `MaskedLM` with types: int32 [batch, length] and next: int32 [batch], without positions."""
+    spec = super().spec(batch_size)
+    del spec['positions']
+    return spec | {'types': spec['tokens'], 'next': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
+
+  def hidden(self, model, batch, key):
+    return hidden_of(model, batch, key, self.token_marks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NextSentence(Auxiliary):
+  """Predicts from the pooled vector of a pair whether its second text follows the first; class 1 does.
+
+  Attributes:
+    weight: coefficient of the loss; 1 in BERT.
+  """
+
+  weight: NonNegative = 1.0
+
+  def check_model(self, model, task):
+    """Raises UserError if the task has no pairs, or the head has no classifier of two classes."""
+    check_columns('NextSentence', task, 'next', 'segments')
+    if 'class logits' not in model.spec.outputs or model.spec.num_classes != 2:
+      raise UserError(
+        f'NextSentence needs two class logits, but the head of @{type(model).__name__} has '
+        f'{model.spec.num_classes or "none"}: bind @SequenceClassifier with two classes and a language_head'
+      )
+
+  def term_weight(self, batch, weights):
+    """Returns the number of pairs."""
+    return _present(batch, weights).sum()
+
+  def __call__(self, model, out, batch, weights, key):
+    """Returns the loss term, and `loss` and `accuracy`."""
+    logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
+    sums = classification_sums(logits, batch['next'], _present(batch, weights))
+    return AuxiliaryOutput(self.weight * sums['loss'][0], sums)
+
+
+def _present(batch, weights):
+  """Returns the loss weight of each row, 0 for rows of padding."""
+  rows = batch.get('loss_weight', jnp.ones(len(weights)))
+  return rows * (batch['segments'][:, 0] != 0)
