@@ -68,7 +68,7 @@ class Rows(Sequence):
     try:
       self.info: dict[str, Any] = json.loads((self.folder / 'info.json').read_text())
       self.fingerprint: str = self.info['fingerprint']
-      self._dtype = np.dtype([(name, t, tuple(shape)) for name, t, shape in self.info['columns']])
+      self._dtype = np.dtype([(name, t, tuple(*shape)) for name, t, *shape in self.info['columns']])
       self._positions: list[str] = self.info['positions']
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise UserError(f'{self.folder} contains no prepared rows ({error}): remove it') from error

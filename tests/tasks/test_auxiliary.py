@@ -73,7 +73,9 @@ def test_every_text_task_adds_its_auxiliaries_under_their_names(name):
   assert float(plain.further['one']) == pytest.approx(full, rel=1e-5)
   for term in ('one', 'two'):
     noise = jax.vmap(jax.random.normal)(named_key(keys, f'task.{term}')).sum()
-    assert float(output.further[term] - plain.further[term]) == pytest.approx(noise, abs=1e-3)
+    assert float(output.further[term] - plain.further[term]) == pytest.approx(
+      float(noise), abs=1e-3
+    )
 
 
 def hidden(task, model, batch):
@@ -137,7 +139,9 @@ def test_an_objective_that_the_task_or_the_model_does_not_support_is_refused(
 def test_a_metric_with_the_name_of_a_metric_of_the_task_is_refused():
   class Clash(Size):
     def __call__(self, *args):
-      return dataclasses.replace(super().__call__(*args), metrics={'accuracy': (0.0, 1.0)})
+      return dataclasses.replace(
+        super().__call__(*args), metrics={'accuracy': (jnp.float32(0.0), jnp.float32(1.0))}
+      )
 
   clash = dataclasses.replace(TASKS['span_prediction'], auxiliaries={'span': Clash()})
   with pytest.raises(UserError, match="the task has a metric 'span_accuracy'"):
