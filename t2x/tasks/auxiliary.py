@@ -2,18 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers import NO_AUX, Aux
+from t2x.layers import NO_AUX, Aux, named_key
 from t2x.models import Output, TextModel
 from t2x.models.losses import Sums
-
-if TYPE_CHECKING:
-  from t2x.tasks.base import Task
+from t2x.tasks.base import Task, TaskOutput
 
 __all__ = ['Auxiliary', 'AuxiliaryOutput']
 
@@ -41,7 +39,7 @@ class Auxiliary(Protocol):
   A task has auxiliaries by name: the loss term of the objective NAME is reported as NAME, its metrics as NAME_METRIC.
   """
 
-  def check_model(self, model: TextModel, task: 'Task') -> None:
+  def check_model(self, model: TextModel, task: Task) -> None:
     """Raises UserError if the model cannot learn the objective from the rows of the task."""
 
   def term_weight(
@@ -75,7 +73,53 @@ class Auxiliary(Protocol):
     ...
 
 
-def check_columns(name: str, task: 'Task', *columns: str) -> int:
+def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: Any) -> None:
+  """Raises UserError if an objective has the name of a loss term of the task, or does not support the task or model."""
+  for name, auxiliary in auxiliaries.items():
+    if name in ('loss', 'distillation'):
+      raise UserError(
+        f"{type(task).__name__}.auxiliaries['{name}']: '{name}' is a loss term of the task; use another name"
+      )
+    auxiliary.check_model(model, task)
+
+
+def with_auxiliaries(
+  auxiliaries: Mapping[str, Auxiliary],
+  task: Task,
+  metrics: Sums,
+  model: Any,
+  out: Output,
+  batch: Mapping[str, jax.Array],
+  key: Array | None,
+) -> TaskOutput:
+  """Returns the result of `Task.sums` with auxiliary objectives.
+
+  Args:
+    auxiliaries: the objectives by name.
+    task: the task.
+    metrics: the metrics of the task.
+    model: the model.
+    out: its output for the rows of the batch.
+    batch: the batch.
+    key: random keys of the rows; None in evaluation.
+
+  Raises:
+    UserError: two metrics have one name.
+  """
+  aux, terms = out.aux, {}
+  for name, auxiliary in auxiliaries.items():
+    own = named_key(key, f'task.{name}')
+    result = auxiliary(model, out, batch, task.weighted_targets(batch), own)
+    added = {f'{name}_{metric}': sums for metric, sums in result.metrics.items()}
+    if repeated := sorted(metrics.keys() & added.keys()):
+      raise UserError(
+        f"{type(task).__name__}.auxiliaries['{name}']: the task has a metric '{repeated[0]}'; use another name"
+      )
+    metrics, aux, terms[name] = metrics | added, aux + result.aux, result.total
+  return TaskOutput(metrics, aux, terms)
+
+
+def check_columns(name: str, task: Task, *columns: str) -> int:
   """Returns the number of tokens of a row of `task`.
 
   Raises:

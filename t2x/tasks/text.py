@@ -24,11 +24,11 @@ from t2x.data import (
 )
 from t2x.data.tokenizers.existing import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
-from t2x.layers import Causal, RowLayout, Tokens, named_key
+from t2x.layers import Causal, RowLayout, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
-from t2x.tasks.auxiliary import Auxiliary
+from t2x.tasks.auxiliary import Auxiliary, check_auxiliaries, with_auxiliaries
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.marks import MarkRule, check_marks, marks_of
 
@@ -138,12 +138,7 @@ class TextTask(Task):
   def check_model(self, model):
     """Also raises UserError if the token embedding is smaller than the vocabulary, or for an auxiliary objective."""
     super().check_model(model)
-    for name, auxiliary in self.auxiliaries.items():
-      if name in ('loss', 'distillation'):
-        raise UserError(
-          f"{type(self).__name__}.auxiliaries['{name}']: '{name}' is a loss term of the task; use another name"
-        )
-      auxiliary.check_model(model, self)
+    check_auxiliaries(self.auxiliaries, self, model)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
@@ -166,29 +161,11 @@ class TextTask(Task):
     batch: Mapping[str, jax.Array],
     key: jax.Array | None,
   ) -> TaskOutput:
-    """Returns the result of `sums`, with the auxiliary objectives.
+    """Returns the result of `sums`: the metrics of the task, and its auxiliary objectives.
 
-    Args:
-      metrics: the metrics of the task.
-      model: the model.
-      out: its output for the rows of the batch.
-      batch: the batch.
-      key: random keys of the rows; None in evaluation.
-
-    Raises:
-      UserError: two metrics have one name.
+    `out` is the output of the model for the rows of the batch, and `key` as in `sums`.
     """
-    aux, terms = out.aux, {}
-    for name, auxiliary in self.auxiliaries.items():
-      own = named_key(key, f'task.{name}')
-      result = auxiliary(model, out, batch, self.weighted_targets(batch), own)
-      added = {f'{name}_{metric}': sums for metric, sums in result.metrics.items()}
-      if repeated := sorted(metrics.keys() & added.keys()):
-        raise UserError(
-          f"{type(self).__name__}.auxiliaries['{name}']: the task has a metric '{repeated[0]}'; use another name"
-        )
-      metrics, aux, terms[name] = metrics | added, aux + result.aux, result.total
-    return TaskOutput(metrics, aux, terms)
+    return with_auxiliaries(self.auxiliaries, self, metrics, model, out, batch, key)
 
   def summarise(self, means, info=None):
     """Returns the metrics with perplexity."""
