@@ -16,6 +16,7 @@ from t2x.data.overlap import *
 from t2x.data.packing import *
 from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
+from t2x.data.random_erasing import *
 from t2x.data.resegmenting import *
 from t2x.data.samples.babel_dates import *
 from t2x.data.samples.brown import *

@@ -17,7 +17,7 @@ _ROUNDING = 1e-3
 
 
 class Augmentation(abc.ABC):
-  """A transform of raw training images, applied before crops, flips and normalisation."""
+  """A transform of training images: of raw pixels, or of normalised images."""
 
   @abc.abstractmethod
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:

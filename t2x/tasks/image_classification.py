@@ -47,7 +47,9 @@ class ImageClassification(DistillableTask):
     std: divisor of the centred pixels; a number, or a number per channel.
     train_crop: part of a training image that is resized to `image_shape`; None: all images have that shape.
     eval_crop: part of an image that is resized to `image_shape` in evaluation; None: all images have that shape.
-    augmentation: augments training images before padded crops and flips; None: no augmentation.
+    augmentation: augments training images before padded crops, flips and normalisation; one part or a list of parts,
+      which are applied in order; None: no augmentation.
+    normalised_augmentation: augments the normalised training images, in order.
     mixing: mixes the images and the labels of a training batch; None: no mixing.
   """
 
@@ -60,7 +62,8 @@ class ImageClassification(DistillableTask):
   std: Positive | Sequence[Positive] = 0.5
   train_crop: Crop | None = None
   eval_crop: Crop | None = None
-  augmentation: Augmentation | None = None
+  augmentation: Augmentation | Sequence[Augmentation] | None = None
+  normalised_augmentation: Sequence[Augmentation] = ()
   mixing: Mixing | None = None
 
   inputs: ClassVar[Inputs] = 'images'
@@ -112,9 +115,11 @@ class ImageClassification(DistillableTask):
     )
     crop, (height, width, _) = self.train_crop if train else self.eval_crop, self.image_shape
     steps: list[Transform] = [] if crop is None else [CropAndResize(crop, height, width)]
-    if self.augmentation is not None and train:
-      steps.append(self.augmentation)
-    return Chain((*steps, prepare)) if steps else prepare
+    if train and self.augmentation is not None:
+      several = isinstance(self.augmentation, Sequence)
+      steps += self.augmentation if several else [self.augmentation]
+    after = self.normalised_augmentation if train else ()
+    return Chain((*steps, prepare, *after)) if steps or after else prepare
 
   def statistics(self, num_examples: int = 1000) -> str:
     """Returns the `mean` and `std` of the channels of training images, as settings.

@@ -136,6 +136,15 @@ def _mean_loss(
   return sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
 
 
+def _check_accumulation(task: Task, trainer: 'Trainer') -> None:
+  """Raises UserError if a loss over the whole batch would be computed over micro-batches."""
+  if task.whole_batch and trainer.accumulate > 1:
+    raise UserError(
+      f'Trainer.accumulate = {trainer.accumulate}: the loss of {type(task).__name__} compares all rows of a batch, '
+      'which cannot be split: set it to 1'
+    )
+
+
 def make_train_step(
   task: Task,
   trainer: 'Trainer',
@@ -158,18 +167,12 @@ def make_train_step(
   loss and all gradient norms are finite).
 
   Raises:
-    UserError: the loss is one of the whole batch, and `Trainer.accumulate` is above 1.
-
-  Raises (when traced):
-    UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
-      does not have shape [num_rows] or has the name of another loss term or metric.
+    UserError: the loss is over the whole batch, and `Trainer.accumulate` is above 1. When traced: `task.sums` and
+      `task.weights` return different loss terms, or an auxiliary loss of the model does not have shape [num_rows] or
+      has the name of another loss term or metric.
   """
 
-  if task.whole_batch and trainer.accumulate > 1:
-    raise UserError(
-      f'Trainer.accumulate = {trainer.accumulate}: the loss of {type(task).__name__} compares all rows of a batch, '
-      'which cannot be split: set it to 1'
-    )
+  _check_accumulation(task, trainer)
 
   def objective(params, frozen, batch, keys, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)

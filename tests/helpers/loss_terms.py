@@ -21,11 +21,14 @@ from t2x.tasks import (
   ImageClassification,
   LanguageModelling,
   MaskedLM,
+  MaskedPairs,
   Mixture,
+  NextSentence,
   PrefixLM,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
+  TextRegression,
   Translation,
   WordClassification,
 )
@@ -76,6 +79,8 @@ TASKS = {
     CLASSIFICATION, auxiliaries={'lm': LanguageModelling()}
   ),
   'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliaries={'lm': TokenModelling()}),
+  'masked_pairs': MaskedPairs(**TEXT, length=16, rate=0.3, auxiliaries={'next': NextSentence()}),
+  'text_regression': TextRegression(**TEXT, length=8, score='rating'),
   'span_prediction': SpanPrediction(**TEXT, length=8, stride=2),
   'mixture': Mixture(
     tasks={
@@ -108,8 +113,10 @@ def batch_of(task, num_rows=8, seed=0):
       return np.arange(num_rows) % 2
     if name == 'in_source':
       return np.broadcast_to(np.arange(shape[1]) < 2, shape)
-    if name in ('start', 'end', 'types'):
+    if name in ('start', 'end', 'types', 'next'):
       return np.zeros(shape)
+    if name == 'target' and shape == (num_rows,):
+      return rng.normal(size=shape)
     if name in ('label', 'word_labels'):
       return rng.integers(0, CLASSES, shape)
     if name in ('masked_positions', 'word_positions'):

@@ -45,7 +45,8 @@ def write_data(folder):
   for number, text in enumerate(texts):
     words = text.split()
     start = text.index(words[2])
-    lines['labelled'].append({'text': text, 'label': 'even' if number % 2 == 0 else 'odd'})
+    label = 'even' if number % 2 == 0 else 'odd'
+    lines['labelled'].append({'text': text, 'label': label, 'share': number / COUNT})
     lines['words'].append({'words': words, 'labels': ['O' if len(w) < 4 else 'B-X' for w in words]})
     lines['spans'].append(
       {'question': words[0], 'context': text, 'answers': [words[2]], 'starts': [start]}
@@ -86,6 +87,10 @@ def make(folder):
     t2x.tasks.SequenceClassification(
       source=source(JsonLines, 'labelled.jsonl'), length=32, labels=('even', 'odd'), **byte
     ),
+    t2x.tasks.TextRegression(
+      source=source(JsonLines, 'labelled.jsonl'), length=32, score='share', tokenizer=Bytes()
+    ),
+    t2x.tasks.MaskedPairs(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.WordClassification(
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte
     ),

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from t2x.data import Digits
+from t2x.data import Digits, RandomErasing
 from t2x.data.rand_augment import LARGEST, operations
 from t2x.models import Output
 from t2x.tasks import ImageClassification, MixUp
@@ -16,6 +16,7 @@ torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed
 reason = "the extra 'references' is not installed"
 auto_augment = pytest.importorskip('timm.data.auto_augment', reason=reason)
 mixup = pytest.importorskip('timm.data.mixup', reason=reason)
+random_erasing = pytest.importorskip('timm.data.random_erasing', reason=reason)
 soft_target_loss = pytest.importorskip('timm.loss', reason=reason).SoftTargetCrossEntropy()
 
 rng = np.random.default_rng(0)
@@ -95,3 +96,36 @@ def test_mixup_equals_timm(smoothing, monkeypatch, compared):
   compared('MixUp', 'timm', batch['image'], x.numpy(), rtol=1e-6, atol=1e-6)
   total, weight = task.sums(Linear(), batch, key).metrics['loss']
   compared('MixUp', 'timm', total / weight, expected, rtol=1e-5, atol=0)
+
+
+class Draws:
+  """Python's random numbers for timm, drawn from the generator that we draw from."""
+
+  def __init__(self, seed):
+    self.rng = np.random.default_rng(seed)
+    self.random, self.uniform = self.rng.random, self.rng.uniform
+
+  def randint(self, low, high):
+    return low + int(self.rng.integers(high - low + 1))
+
+
+@pytest.mark.parametrize('rate', [1.0, 0.5])
+def test_random_erasing_equals_timm(monkeypatch, rate):
+  image = rng.normal(size=(9, 13, 3)).astype(np.float32)
+  changed = 0
+  for seed in range(40):
+    draws = Draws(seed)
+    monkeypatch.setattr(random_erasing, 'random', draws)
+
+    def noise(per_pixel, rand_color, size, dtype, device, draws=draws):
+      channels, height, width = size
+      pixels = draws.rng.standard_normal((height, width, channels))
+      return torch.tensor(pixels.transpose(2, 0, 1), dtype=dtype)
+
+    monkeypatch.setattr(random_erasing, '_get_pixels', noise)
+    erase = random_erasing.RandomErasing(probability=rate, mode='pixel', device='cpu')
+    expected = erase(torch.tensor(image.transpose(2, 0, 1).copy())).numpy().transpose(1, 2, 0)
+    ours = RandomErasing(rate=rate)({'image': image}, np.random.default_rng(seed))['image']
+    compared('RandomErasing', 'timm', ours, expected, rtol=0, atol=0)
+    changed += int((ours != image).any())
+  assert changed == 40 if rate == 1.0 else 10 < changed < 30

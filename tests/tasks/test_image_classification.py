@@ -19,6 +19,7 @@ from t2x.data import (
   InOrder,
   PrepareImage,
   RandAugment,
+  RandomErasing,
   RandomResizedCrop,
   Source,
 )
@@ -87,6 +88,22 @@ def test_augmentations_follow_the_crop():
   crop = CropAndResize(TASK.train_crop, 8, 6)
   assert task.transform(train=True) == Chain((crop, RandAugment(), prepare))
   assert task.transform(train=False) == Chain((CropAndResize(CentralCrop(), 8, 6), PrepareImage()))
+
+
+def test_augmentations_are_a_sequence_before_and_after_normalisation():
+  first, second, after = RandAugment(num_ops=1), RandAugment(num_ops=3), RandomErasing(rate=1.0)
+  task = dataclasses.replace(
+    TASK, train_crop=None, augmentation=[first, second], normalised_augmentation=[after]
+  )
+  prepare = PrepareImage(flip=True)
+  assert task.transform(train=True) == Chain((first, second, prepare, after))
+  only = dataclasses.replace(TASK, train_crop=None, normalised_augmentation=[after])
+  assert only.transform(train=True) == Chain((prepare, after))
+  evaluated = CropAndResize(CentralCrop(), 8, 6)
+  assert task.transform(train=False) == Chain((evaluated, PrepareImage()))
+  raw = dataclasses.replace(only, augmentation=after, normalised_augmentation=())
+  with pytest.raises(UserError, match='bind it as ImageClassification.normalised_augmentation'):
+    raw.transform(train=True)({'image': np.zeros((8, 6, 3), np.uint8)}, np.random.default_rng(0))
 
 
 def test_statistics_as_settings_standardise_each_channel():
