@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative
 from t2x.layers import NO_AUX
+from t2x.models.losses import Sums
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput, check_columns
 from t2x.tasks.text import check_causal
 
@@ -92,7 +93,8 @@ class MultiTokenPrediction(Auxiliary):
   def __call__(self, model, out, batch, weights, key):
     """Returns the loss term, and the loss and the accuracy of each module."""
     tokens, segments = batch['tokens'], batch['segments']
-    total, metrics, aux = jnp.zeros(()), {}, NO_AUX
+    total, aux = jnp.zeros(()), NO_AUX
+    metrics: Sums = {}
     steps = model.head.further(out, tokens, model.output_embedding, key)
     for ahead, module in enumerate(steps, 1):
       same = (_shifted(segments, ahead) == segments).astype(weights.dtype)

@@ -30,7 +30,7 @@ class MaskedPairs(MaskedLM):
     packing: divides documents into rows of sentences, called with the tokens per row.
   """
 
-  packing: Callable[..., SentenceRows] = SentenceRows
+  packing: Callable[..., SentenceRows] = SentenceRows  # type: ignore[assignment]
 
   def __post_init__(self):
     if self.pieces is not None:

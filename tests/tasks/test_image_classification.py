@@ -102,7 +102,7 @@ def test_augmentations_are_a_sequence_before_and_after_normalisation():
   evaluated = CropAndResize(CentralCrop(), 8, 6)
   assert task.transform(train=False) == Chain((evaluated, PrepareImage()))
   raw = dataclasses.replace(only, augmentation=after, normalised_augmentation=())
-  with pytest.raises(UserError, match='bind it as ImageClassification.normalised_augmentation'):
+  with pytest.raises(UserError, match=r'bind it as ImageClassification\.normalised_augmentation'):
     raw.transform(train=True)({'image': np.zeros((8, 6, 3), np.uint8)}, np.random.default_rng(0))
 
 
