@@ -108,6 +108,7 @@ PARTS = [
   *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
   partial(models.MaskedLMHead, W, V),
   partial(models.MixtureOfSoftmaxes, W, V, num_softmaxes=2),
+  partial(models.MultiTokenHead, W, V, body=partial(models.Decoder, stack=STACK)),
   partial(models.Pooler, W, V),
   partial(models.TokenClassifier, W, V, num_classes=3),
   partial(
