@@ -1,6 +1,7 @@
 """Auxiliary objectives of text tasks: names, keys, parts of the model that only they run, and what is refused."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from loss_terms import TASKS, TEXT, assert_close, batch_of, gradient, model_of
 
 from t2x.base.errors import UserError
+from t2x.experiments import read_config
 from t2x.layers import Aux, Causal, Full, named_key
 from t2x.models import ModelSpec
 from t2x.tasks import (
@@ -21,6 +23,7 @@ from t2x.tasks import (
   SequenceClassification,
 )
 
+ROOT = Path(__file__).parents[2]
 KINDS = [
   'causal_lm',
   'masked_lm',
@@ -159,3 +162,35 @@ def test_a_loss_over_the_whole_batch_cannot_be_accumulated():
     UserError, match=r'Trainer.accumulate = 2: the loss of Whole compares all rows'
   ):
     gradient(task, model, batch, 2)
+
+
+EARLIER = """
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Earlier:
+  def check_model(self, model, length):
+    pass
+
+  def term_weight(self, batch, weights):
+    return weights.sum()
+
+  def __call__(self, model, x, batch, weights):
+    return {}, 0.0
+"""
+
+
+def test_an_objective_of_the_earlier_interface_is_an_error_with_the_new_arguments(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'earlier_objective.py').write_text(EARLIER)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = tmp_path / 'earlier.gin'
+  config.write_text(
+    f"import earlier_objective\ninclude '{ROOT}/configs/runs/quickstart.gin'\n"
+    "CausalLM.auxiliaries = {'x': @Earlier()}\n"
+  )
+  call = r'Earlier\.__call__ cannot be called as \(model, out, batch, weights, key\)'
+  with pytest.raises(UserError, match=call):
+    read_config([config])
