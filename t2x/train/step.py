@@ -99,7 +99,8 @@ def _loss_totals(
   """Sums each loss term of the task and each auxiliary loss of the model over a micro-batch.
 
   Raises:
-    UserError: as `make_train_step`.
+    UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model does not
+      have shape [num_rows] or has the name of another loss term or metric.
   """
   name, terms = type(task).__name__, output.terms
   if terms.keys() != weights.keys():
@@ -167,9 +168,7 @@ def make_train_step(
   loss and all gradient norms are finite).
 
   Raises:
-    UserError: the loss is over the whole batch, and `Trainer.accumulate` is above 1. When traced: `task.sums` and
-      `task.weights` return different loss terms, or an auxiliary loss of the model does not have shape [num_rows] or
-      has the name of another loss term or metric.
+    UserError: `Trainer.accumulate` splits a loss over the whole batch. When traced: loss terms as in `_loss_totals`.
   """
 
   _check_accumulation(task, trainer)
