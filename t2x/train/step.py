@@ -170,7 +170,6 @@ def make_train_step(
   Raises:
     UserError: `Trainer.accumulate` splits a loss over the whole batch. When traced: loss terms as in `_loss_totals`.
   """
-
   _check_accumulation(task, trainer)
 
   def objective(params, frozen, batch, keys, weights, num_rows):

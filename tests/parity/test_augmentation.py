@@ -110,7 +110,7 @@ class Draws:
 
 
 @pytest.mark.parametrize('rate', [1.0, 0.5])
-def test_random_erasing_equals_timm(monkeypatch, rate):
+def test_random_erasing_equals_timm(monkeypatch, compared, rate):
   image = rng.normal(size=(9, 13, 3)).astype(np.float32)
   changed = 0
   for seed in range(40):

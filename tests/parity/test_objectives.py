@@ -101,7 +101,7 @@ def expected_losses(p, ids):
   return losses
 
 
-def test_multi_token_prediction_equals_the_equations_of_deepseek_v3_with_gradients():
+def test_multi_token_prediction_equals_the_equations_of_deepseek_v3_with_gradients(compared):
   model = multi_token_model()
   ids = np.random.default_rng(2).integers(5, 260, (4, LENGTH))
   positions = np.array([[np.sum(row[:i] == row[i]) for i in range(LENGTH)] for row in SEGMENTS])
@@ -121,15 +121,16 @@ def test_multi_token_prediction_equals_the_equations_of_deepseek_v3_with_gradien
   main, *further = expected_losses(p, ids)
   count = np.count_nonzero(SEGMENTS)
   (main / count + 0.3 / DEPTH * sum(further) / count).backward()
+  system = ('Multi-token prediction of DeepSeek-V3', 'equations 21 to 25 in PyTorch, float64')
   for name, loss in zip(('loss', 'mtp_loss_1', 'mtp_loss_2'), (main, *further), strict=True):
-    assert float(metrics[name][0]) == pytest.approx(loss.item(), rel=1e-5)
+    compared(*system, metrics[name][0], loss.item(), rtol=1e-5, atol=0)
   assert float(metrics['mtp'][0] / metrics['mtp'][1]) == pytest.approx(
     0.3 / DEPTH * sum(further).item() / count, rel=1e-5
   )
   ours = named(grads)
   assert ours.keys() == p.keys()
   for name, parameter in p.items():
-    np.testing.assert_allclose(ours[name], parameter.grad.numpy(), atol=1e-5, err_msg=name)
+    compared(*system, ours[name], parameter.grad.numpy(), of='gradients')
   micro, _ = gradient(task, model, jax.tree.map(lambda a: jnp.asarray(a, jnp.int32), batch), 2)
   for name, array in named(micro).items():
     np.testing.assert_allclose(array, ours[name], atol=1e-5, err_msg=name)
