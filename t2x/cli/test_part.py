@@ -71,5 +71,35 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
       raise UserError(str(error).replace(f'{file}:1', name), error.exit_code) from None
   factory = Callable[..., interface]  # type: ignore[valid-type]
   if reason := problem(Reference('', part, False), factory, lambda _: config.root.part):
-    raise UserError(f'{name} {reason}')
+    raise UserError(f'{name} {reason}. {_remedy(config.root.part, name)}')
   return adapted(config.build(), factory)
+
+
+def _remedy(part: Any, name: str) -> str:
+  """Returns how a part that is no sublayer of a block can be checked."""
+  from t2x.config.catalogue import Function, interfaces
+  from t2x.experiments import registry
+  from t2x.layers import Sublayer
+
+  found = interfaces(registry([name.rpartition('.')[0]] if '.' in name else ()))
+  layers = {layer.name for one in found if Sublayer in one.cls.__mro__ for layer in one.parts}
+  own = next((one for one in found if part in one.parts), None)
+  if own is None:
+    return 'This command checks sublayers of a block, such as token mixers and feed-forward layers'
+  if own.cls.__name__ == 'PositionEncoding':
+    return f'An encoding is checked in a layer: t2x test-part MultiHeadAttention --encoding {name}'
+  if own.cls is Function:
+    return (
+      'A function is checked in the layer that takes it, as MLP takes --gin.MLP.activation=@gelu'
+    )
+  # A combination of parts of an interface takes parts of that interface, too.
+  members = {member.name for member in own.parts}
+  places = [place for place in own.places if place.partition('.')[0] not in members]
+  for place in places:
+    layer = place.partition('.')[0]
+    if layer in layers:
+      return f'It is checked in a layer: t2x test-part {layer} --gin.{place}=@{part.name}'
+  return (
+    f'This command checks sublayers of a block and what they contain; a {own.cls.__name__} is checked in a config that '
+    f'sets {places[0]}: t2x check CONFIG'
+  )
