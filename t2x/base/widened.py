@@ -56,6 +56,15 @@ def widened(
   return mark
 
 
+def optional(default: Any) -> Callable[[Method], Method]:
+  """Marks the getter of a property that a protocol has gained: classes without it get one that returns `default`."""
+
+  def adapt(absent: Any) -> Any:
+    return property(lambda self: default)
+
+  return widened(adapt=adapt)
+
+
 def widening(method: Any) -> Widening:
   """Returns the change of a method of a protocol; without arguments if it is unchanged."""
   return getattr(method, '__widening__', Widening((), None))

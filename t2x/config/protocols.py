@@ -55,7 +55,8 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
     names = ' and '.join(with_article(base.__name__) for base in declaration)
     return f': {cls.__name__} is {names}' if names else ''
   members = dict(_members(protocol))
-  if missing := [name for name, member in members.items() if _lacks(cls, name, member)]:
+  missing = [name for name, member in members.items() if _lacks(cls, name, member)]
+  if missing := [name for name in missing if _optional(members[name]) is None]:
     return f': {cls.__name__} has no {_listing(missing)}'
   for name, member in members.items():
     own = inspect.getattr_static(cls, name, _MISSING)
@@ -88,11 +89,13 @@ def adapted(part: Any, hint: Any) -> Any:
 def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
   methods = {}
   for protocol in protocols:
+    if protocol_misfit(cls, protocol) is not None:
+      continue
     for name, member in _members(protocol):
       own = inspect.getattr_static(cls, name, _MISSING)
-      if (
-        inspect.isfunction(own) and _lacking(own, member) and protocol_misfit(cls, protocol) is None
-      ):
+      if _optional(member) and _lacks(cls, name, member):
+        methods[name] = _optional(member)(own)
+      elif inspect.isfunction(own) and _lacking(own, member):
         methods[name] = _adapted_method(own, member)
   if not methods:
     return cls
@@ -152,6 +155,11 @@ def _lacks(cls: type, name: str, member: Any) -> bool:
     return False
   is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
   return is_missing or (name == '__call__' and '__call__' not in dir(cls))
+
+
+def _optional(member: Any) -> Any:
+  """Returns what creates a property of a protocol that classes may lack (`t2x.base.widened.optional`), else None."""
+  return widening(member.fget).adapt if isinstance(member, property) else None
 
 
 def _is_annotated(cls: type, name: str) -> bool:

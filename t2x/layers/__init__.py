@@ -13,6 +13,7 @@ from t2x.layers.attention.kernels.pallas_mha import *
 from t2x.layers.attention.kernels.ring import *
 from t2x.layers.attention.kernels.splash import *
 from t2x.layers.attention.kernels.xla import *
+from t2x.layers.attention.key_values import *
 from t2x.layers.attention.masks import *
 from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.scores import *

@@ -81,7 +81,18 @@ class Source:
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'step', 'drop', 'extras'],
+  data_fields=[
+    'tokens',
+    'encoding',
+    'source',
+    'slots',
+    'repeat',
+    'layer',
+    'key',
+    'step',
+    'drop',
+    'extras',
+  ],
   meta_fields=['pattern', 'place', 'record'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +107,7 @@ class Call:
     slots: slots of the tokens in the key/value caches; None without a cache.
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
+    layer: number of the layer in its body, from 0; a traced int32.
     key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
     step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.base.hyperparameters.in_step`).
     drop: probability with which each branch of a block is dropped for a row (stochastic depth), float32 [];
@@ -111,6 +123,7 @@ class Call:
   slots: Slots | None = None
   place: int = 0
   repeat: int | Int[Array, ''] = 0
+  layer: int | Int[Array, ''] = 0
   key: Array | None = None
   step: int | Int[Array, ''] | None = None
   drop: Float[Array, ''] | None = None

@@ -66,17 +66,21 @@ class RMSNorm(nnx.Module):
   Args:
     d_model: size of the last dimension.
     epsilon: added to the mean square.
+    use_scale: whether to multiply by a learned scale.
   """
 
   implements = (Norm,)
 
-  def __init__(self, d_model: int, *, epsilon: Epsilon = 1e-6, rngs: nnx.Rngs):
+  def __init__(
+    self, d_model: int, *, epsilon: Epsilon = 1e-6, use_scale: bool = True, rngs: nnx.Rngs
+  ):
     self.epsilon = epsilon
-    self.scale = _vector(ones(), d_model, rngs)
+    self.scale = _vector(ones(), d_model, rngs) if use_scale else None
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)
     square = jnp.square(y).mean(axis=-1, keepdims=True)
-    scale = with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
-    y = y * jax.lax.rsqrt(square + self.epsilon) * scale
+    y = y * jax.lax.rsqrt(square + self.epsilon)
+    if self.scale is not None:
+      y = y * with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
     return y.astype(x.dtype)

@@ -200,9 +200,8 @@ class ReversibleStack(Stack):
       for name in block.names:
 
         def branch(block, h, number, keys, rates, place=place, name=name):
-          own = dataclasses.replace(
-            call, place=place, repeat=number, **randomness(keys, rates, place)
-          )
+          fields = self.place(number, place) | randomness(keys, rates, place)
+          own = dataclasses.replace(call, **fields)
           result = block.branch(name, h.astype(x.dtype), restrict_call(own, block))
           y = constrain(result.x, 'batch', 'length', 'embed').astype(h.dtype)
           return y, dict(result.aux.losses), dict(result.aux.metrics)

@@ -205,6 +205,11 @@ class Stack(nnx.Module):
 
     return [block_cache(block) for block in self.blocks]
 
+  def place(self, repeat: Any, place: int) -> dict[str, Any]:
+    """Returns the fields of the call of block `place` of a repeat that number the layer."""
+    layer = self.first_layer + repeat * len(self.blocks) + place
+    return {'place': place, 'repeat': repeat, 'layer': layer}
+
   def unstacked(self) -> 'Layers':
     """Returns the layers separately, for loops that should not slice stacked parameters at each step."""
     per_group = self.num_repeats // self.num_groups
@@ -213,7 +218,7 @@ class Stack(nnx.Module):
       for group in range(self.num_groups)
     ]
     layers = [block for r in range(self.num_repeats) for block in groups[r // per_group]]
-    return Layers(layers, len(self.blocks), self._initial)
+    return Layers(layers, len(self.blocks), self.first_layer, self._initial)
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
     return [
@@ -241,7 +246,7 @@ class Stack(nnx.Module):
       number, caches, keys, rates = per_repeat
       results: list[Result] = []
       for i, block in enumerate(blocks):
-        own = dataclasses.replace(call, place=i, repeat=number, **randomness(keys, rates, i))
+        own = dataclasses.replace(call, **self.place(number, i), **randomness(keys, rates, i))
         stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]
@@ -316,12 +321,13 @@ class Layers(nnx.Module):
   Args:
     layers: the layers in the order of application.
     num_blocks: number of layers in one repeat of the stack.
+    first: number of the first layer in its body.
     initial: returns the stream before the first layer.
   """
 
-  def __init__(self, layers: Sequence[Layer], num_blocks: int, initial: Callable[..., Any]):
+  def __init__(self, layers: Sequence[Layer], num_blocks: int, first: int, initial: Callable):
     self.layers = nnx.List(layers)
-    self.num_blocks = num_blocks
+    self.num_blocks, self.first = num_blocks, first
     self.initial = initial
 
   @property
@@ -339,7 +345,7 @@ class Layers(nnx.Module):
     stream = self.initial(x, self.layers)
     for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
       repeat, place = divmod(i, self.num_blocks)
-      layer_call = dataclasses.replace(call, place=place, repeat=repeat)
+      layer_call = dataclasses.replace(call, place=place, repeat=repeat, layer=self.first + i)
       stream, result = stream.apply(layer, layer_call, own)
       new.append(result.cache)
     return Result(stream.output, new)

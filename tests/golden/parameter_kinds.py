@@ -53,6 +53,11 @@ PARTS = [
   *_attention('qk_norm', layers.RMSNorm),
   *_attention('joint_qk_norm', layers.LayerNorm),
   *_attention('head_outputs', layers.GatedHeads, layers.ScalarGatedHeads, layers.NormedHeads),
+  *_attention('head_outputs', layers.DifferentialHeads),
+  *_attention(
+    'key_values', layers.SharedValues, partial(layers.LatentKeyValues, rank=6, rotated_dim=2)
+  ),
+  *_attention('queries', partial(layers.LowRankQueries, rank=6)),
   *_attention('values', layers.ValueResidual, layers.LearnedValueResidual),
   *_attention('scores', layers.AdditiveScores, layers.BilinearScores, layers.CosineScores),
   *_attention('scores', layers.TalkingHeads, partial(layers.DotProductScores, sink=layers.zeros())),

@@ -24,11 +24,11 @@ __all__ = ['InputMemory', 'KeyValueCache', 'SourceCache']
 
 @dataclasses.dataclass(frozen=True)
 class _KeysAndValues(Cache):
-  """Keys and values of tokens.
+  """Keys and values of tokens, or what they are computed from (`KeyValues.project`).
 
   Attributes:
     k: keys, [batch, kv_heads, tokens, head_dim]; None for a mixer without keys.
-    v: values, [batch, kv_heads, tokens, v_dim].
+    v: values, [batch, value_heads, tokens, v_dim].
   """
 
   k: Any
@@ -46,13 +46,13 @@ class KeyValueCache(_KeysAndValues):
 
   Attributes:
     k: rotated keys, [batch, kv_heads, slots, head_dim]; None for a mixer without keys.
-    v: values, [batch, kv_heads, slots, v_dim].
+    v: values, [batch, value_heads, slots, v_dim].
   """
 
   def extend(
     self,
     k: Float[Array, 'batch length kv_heads head_dim'] | None,
-    v: Float[Array, 'batch length kv_heads v_dim'],
+    v: Float[Array, 'batch length value_heads v_dim'],
     start: Int[Array, ''],
   ) -> 'KeyValueCache':
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
@@ -78,7 +78,7 @@ class SharedKeyValueCache(KeyValueCache):
   def extend(
     self,
     k: Float[Array, 'batch length kv_heads head_dim'] | None,
-    v: Float[Array, 'batch length kv_heads v_dim'],
+    v: Float[Array, 'batch length value_heads v_dim'],
     start: Int[Array, ''],
   ) -> 'SharedKeyValueCache':
     new = None if k is None else write(self.k, k.transpose(0, 2, 3, 1), start, 3)

@@ -1,33 +1,43 @@
-"""Parts between the heads of an attention layer and its output projection: gates and norms."""
+"""Parts between the heads of an attention layer and its output projection: gates, norms and differences of heads."""
 
+import functools
 from collections.abc import Callable
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.base.widened import widened
-from t2x.layers.initializers import xavier_uniform
+from t2x.base.widened import optional, widened
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Call, Norm
-from t2x.layers.norms import LayerNorm, norm_over
-from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.norms import LayerNorm, RMSNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear, param
 
-__all__ = ['GatedHeads', 'HeadOutputs', 'NormedHeads', 'ScalarGatedHeads']
+__all__ = ['DifferentialHeads', 'GatedHeads', 'HeadOutputs', 'NormedHeads', 'ScalarGatedHeads']
 
 
 @runtime_checkable
 class HeadOutputs(Protocol):
-  """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, head_dim, rngs=rngs)`."""
+  """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, value_dim, rngs=rngs)`."""
+
+  @property
+  @optional(None)
+  def shape(self) -> tuple[int, int] | None:
+    """Heads and features of the result, which the output projection reads; None: those of its input."""
+    ...
 
   @widened('call')
   def __call__(
     self,
-    y: Float[Array, 'batch length heads head_dim'],
+    y: Float[Array, 'batch length heads value_dim'],
     x: Float[Array, 'batch length d_model'],
     call: Call,
-  ) -> Float[Array, 'batch length heads head_dim']:
+  ) -> Float[Array, 'batch length output_heads output_dim']:
     """Returns the input of the output projection.
 
     Args:
@@ -50,6 +60,7 @@ class GatedHeads(nnx.Module):
   """
 
   implements = (HeadOutputs,)
+  shape: tuple[int, int] | None = None
   # Logical axes of the gates of a token.
   axes: ClassVar[tuple[str, ...]] = ('heads', 'head_dim')
 
@@ -90,6 +101,7 @@ class NormedHeads(nnx.Module):
   """
 
   implements = (HeadOutputs,)
+  shape: tuple[int, int] | None = None
 
   def __init__(
     self,
@@ -104,3 +116,52 @@ class NormedHeads(nnx.Module):
 
   def __call__(self, y, x, call):
     return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
+
+
+class DifferentialHeads(nnx.Module):
+  """Differences of pairs of heads (differential attention: Ye et al. 2024, https://arxiv.org/abs/2410.05258): head h is
+  (1 - l) norm(y_h - w y_(h + n)) for n = num_heads / 2, with w = exp(q1 k1') - exp(q2 k2') + l and
+  l = 0.8 - 0.6 exp(-0.3 layer), where the first layer of the body is 0.
+
+  Both heads of a pair must have the same values: `MultiHeadAttention.key_values = @SharedValues`.
+
+  Args:
+    num_heads: number of heads; even.
+    value_dim: features per head, twice those of a query; q1, k1, q2 and k2 have half of them.
+    norm: builds the norm of each difference, without parameters in the paper.
+    init: initialiser of q1, k1, q2 and k2.
+  """
+
+  implements = (HeadOutputs,)
+  shape: tuple[int, int]
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: Size,
+    value_dim: Size,
+    *,
+    norm: Callable[..., Norm] = functools.partial(RMSNorm, use_scale=False),
+    init: Initializer = normal(0.1),
+    rngs: nnx.Rngs,
+  ):
+    if num_heads % 2 or value_dim % 2:
+      raise UserError(
+        f'DifferentialHeads subtracts pairs of heads: num_heads = {num_heads} and value_dim = {value_dim} must be even'
+      )
+    self.shape = num_heads // 2, value_dim
+    self.norm = norm_over('head_dim', norm, value_dim, rngs)
+
+    def vector() -> nnx.Param:
+      axes = ('head_dim',)
+      return param(init, (value_dim // 2,), axes, rngs, kind='vector', keep_float32=True)
+
+    self.q1, self.k1, self.q2, self.k2 = vector(), vector(), vector(), vector()
+
+  def __call__(self, y, x, call):
+    initial = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(call.layer, Dtypes.reductions))
+    dots = [(q[...] * k[...]).sum() for q, k in ((self.q1, self.k1), (self.q2, self.k2))]
+    weight = jnp.exp(dots[0]) - jnp.exp(dots[1]) + initial
+    half = self.shape[0]
+    difference = y[:, :, :half] - weight.astype(y.dtype) * y[:, :, half:]
+    return self.norm(difference) * (1 - initial).astype(y.dtype)

@@ -1,6 +1,7 @@
 """Query, key, value and output projections, for mixers that replace softmax attention."""
 
 import abc
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
 from t2x.layers.tokens import RowLayout, Tokens
@@ -22,11 +24,25 @@ Heads = Float[Array, 'batch length heads head_dim']
 
 
 def head_projection(
-  d_model: int, heads: tuple[int, int], init: Initializer, use_bias: bool, rngs: nnx.Rngs
+  d_model: int,
+  heads: tuple[int, int],
+  init: Initializer,
+  use_bias: bool,
+  rngs: nnx.Rngs,
+  axis: str = 'heads',
 ) -> Linear:
   """Returns a projection of d_model features to `heads`, (num_heads, head_dim)."""
-  axes = ('embed', 'heads', 'head_dim')
+  axes = ('embed', axis, 'head_dim')
   return Linear((d_model,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
+def head_norm(
+  norms: Mapping[str, Callable[..., Norm] | None], shape: tuple[int, int], rngs: nnx.Rngs
+) -> Norm | None:
+  """Builds the norm of queries or keys with (heads, features), if one is set."""
+  if (joint := norms['joint_qk_norm']) is not None:
+    return norm_over('features', joint, shape[0] * shape[1], rngs)
+  return norms['qk_norm'] and norm_over('head_dim', norms['qk_norm'], shape[1], rngs)
 
 
 def head_size(part: Any, d_model: int, num_heads: int, head_dim: int | None) -> int:

@@ -2,6 +2,7 @@
 (https://arxiv.org/abs/1911.02150) and grouped-query attention (https://arxiv.org/abs/2305.13245)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,15 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableRate
 from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache
+from t2x.layers.attention.checks import (
+  check_encoding,
+  check_kv_heads,
+  check_length,
+  check_replaced,
+  check_settings,
+)
 from t2x.layers.attention.head_outputs import HeadOutputs
-from t2x.layers.attention.head_projections import head_size
+from t2x.layers.attention.head_projections import head_norm, head_projection, head_size
 from t2x.layers.attention.kernels import (
   AttentionInputs,
   Auto,
@@ -23,13 +31,19 @@ from t2x.layers.attention.kernels import (
   Logits,
   PositionTerms,
 )
+from t2x.layers.attention.key_values import (
+  KeyValues,
+  OwnKeyValues,
+  Queries,
+  rotated_queries,
+  with_addresses,
+)
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
-from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 from t2x.layers.tokens import Tokens
@@ -52,11 +66,15 @@ class MultiHeadAttention(nnx.Module):
       (https://arxiv.org/abs/2010.04245). None: no norm.
     joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
       https://arxiv.org/abs/2501.00656). None: no norm.
+    value_dim: features per head of the values. None: head_dim.
     scores: builds the scores. Queries and keys are projected only if the scores read them.
     kernel: computes the output from the scores and values.
     scale: factor of dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
       encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
+    queries: builds the queries instead of a projection, such as `LowRankQueries`. None: the projection.
+    key_values: builds the keys and values instead of projections, and what a cache holds, such as
+      `LatentKeyValues`. None: the projections.
     values: builds the part that transforms the layer's values, such as `ValueResidual`. None: no part.
     head_outputs: builds the part between the heads and the output projection, such as a gate. None: no part.
     kernel_init: initialiser of the query, key and value projections.
@@ -65,7 +83,8 @@ class MultiHeadAttention(nnx.Module):
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide
-      num_heads, both norms are set, or `scale` is set and the scores do not read it.
+      num_heads, both norms are set, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
+      setting is for projections that `key_values` replaces.
   """
 
   implements = (CrossSublayer,)
@@ -77,6 +96,7 @@ class MultiHeadAttention(nnx.Module):
     num_heads: Size,
     num_kv_heads: Size | None = None,
     head_dim: Size | None = None,
+    value_dim: Size | None = None,
     use_bias: bool = True,
     out_bias: bool = True,
     qk_norm: Callable[..., Norm] | None = None,
@@ -85,6 +105,8 @@ class MultiHeadAttention(nnx.Module):
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
+    queries: Callable[..., Queries] | None = None,
+    key_values: Callable[..., KeyValues] | None = None,
     values: Callable[..., Values] | None = None,
     head_outputs: Callable[..., HeadOutputs] | None = None,
     kernel_init: Initializer = xavier_uniform(),
@@ -95,41 +117,36 @@ class MultiHeadAttention(nnx.Module):
     name = type(self).__name__
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     head_dim = head_size(self, d_model, num_heads, head_dim)
-    _check_kv_heads(name, num_heads, num_kv_heads)
+    check_kv_heads(name, num_heads, num_kv_heads)
     self.scores = scores(num_heads, head_dim, rngs=rngs)
     reads = self.score_inputs
-    if scale is not None and 'scale' not in reads:
-      raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
-    if qk_norm is not None and joint_qk_norm is not None:
-      raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: set only one')
+    norms = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm}
+    check_settings(name, self.scores, reads, scale, norms, queries)
+    if key_values is not None:
+      check_replaced(name, reads, norms | {'value_init': value_init, 'values': values})
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-    self.kernel = kernel
+    self.value_dim = value_dim or head_dim
+    self.kernel, self.dropout_rate = kernel, dropout_rate
     self.scale = head_dim**-0.5 if scale is None else scale
-    self.dropout_rate = dropout_rate
 
-    def project(heads: int, name: str, init: Initializer = kernel_init) -> Linear:
-      axes, shape = ('embed', name, 'head_dim'), (heads, head_dim)
-      return Linear((d_model,), shape, axes, init=init, use_bias=use_bias, rngs=rngs)
-
-    self.q = project(num_heads, 'heads') if 'q' in reads else None
-    self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
-    self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
-    shape, axes = (num_heads, head_dim), ('heads', 'head_dim', 'embed')
-    init = out_init or kernel_init
-    self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
+    project = functools.partial(head_projection, d_model, use_bias=use_bias, rngs=rngs)
+    q, k, v = (num_heads, head_dim), (num_kv_heads, head_dim), (num_kv_heads, self.value_dim)
+    own = functools.partial(project, q, init=kernel_init)
+    of_part = queries and functools.partial(queries, d_model, *q, rngs=rngs)
+    self.q: Any = (of_part or own)() if 'q' in reads else None
+    axis, has_own = 'kv_heads', key_values is None
+    self.k: Any = project(k, init=kernel_init, axis=axis) if 'k' in reads and has_own else None
+    self.v: Any = project(v, init=value_init or kernel_init, axis=axis) if has_own else None
+    self.key_values = key_values and key_values(d_model, *k, self.value_dim, rngs=rngs)
+    outputs = num_heads, self.value_dim
+    self.head_outputs = head_outputs and head_outputs(d_model, *outputs, rngs=rngs)
+    outputs = (self.head_outputs and self.head_outputs.shape) or outputs
+    axes, init = ('heads', 'head_dim', 'embed'), out_init or kernel_init
+    self.out = Linear(outputs, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = joint_qk_norm is not None
-
-    def norm(projection: Linear | None, heads: int) -> Norm | None:
-      if projection is None:
-        return None
-      if joint_qk_norm is not None:
-        return norm_over('features', joint_qk_norm, heads * head_dim, rngs)
-      return qk_norm and norm_over('head_dim', qk_norm, head_dim, rngs)
-
-    self.q_norm = norm(self.q, num_heads)
-    self.k_norm = norm(self.k, num_kv_heads)
-    self.values = values and values(num_kv_heads, head_dim, rngs=rngs)
-    self.head_outputs = head_outputs and head_outputs(d_model, num_heads, head_dim, rngs=rngs)
+    self.q_norm = self.q and head_norm(norms, q, rngs)
+    self.k_norm = self.k and head_norm(norms, k, rngs)
+    self.values = values and values(*v, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:
@@ -162,13 +179,30 @@ class MultiHeadAttention(nnx.Module):
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
     """Returns an empty cache with `num_slots` slots; it holds keys only if the scores read them."""
-    zeros = jnp.zeros((batch, self.num_kv_heads, num_slots, self.head_dim), dtype)
-    return KeyValueCache(None if self.k is None else zeros, zeros)
+    source = self._stored_by
+    if not source.cacheable:
+      raise UserError(
+        f'{type(source).__name__} computes keys from several tokens and cannot decode token by token: leave out '
+        'evaluations that generate'
+      )
+    k, v = (
+      shape and jnp.zeros((batch, shape[0], num_slots, shape[1]), dtype) for shape in source.shapes
+    )
+    return KeyValueCache(k, v)
 
   def source_cache(self, source: Source) -> SourceCache:
     assert source.x is not None  # Caches are computed from vectors.
-    k, v = self._keys_and_values(source.x, source.tokens, None)
+    k, v = self._stored_by.project(source.x, Call(source.tokens))
     return SourceCache(None if k is None else k.swapaxes(1, 2), v.swapaxes(1, 2))
+
+  @property
+  def _stored_by(self) -> KeyValues:
+    """The part that computes keys and values, of `key_values` or of the layer's own projections."""
+    if self.key_values is not None:
+      return self.key_values
+    keys = None if self.k is None else (self.num_kv_heads, self.head_dim)
+    shapes = keys, (self.num_kv_heads, self.value_dim)
+    return OwnKeyValues(None if self.k is None else self._keys, self.v, shapes)
 
   def __call__(
     self,
@@ -208,21 +242,18 @@ class MultiHeadAttention(nnx.Module):
   def _own_inputs(
     self, x: Array, call: Call, cache: KeyValueCache | InputMemory | None
   ) -> tuple[AttentionInputs, KeyValueCache | InputMemory | None, dict[str, Array]]:
-    encoding, slots = call.encoding, call.slots
-    q = None if self.q is None else self._queries(_with_addresses(x, call.tokens, encoding))
-    k_tokens = call.tokens
+    slots, source = call.slots, self._stored_by
+    q = None if self.q is None else self._queries(with_addresses(x, call))
+    rotated, of_keys = rotated_queries(q, call, source.rotated_dim), call
     if isinstance(cache, InputMemory):
       assert slots is not None  # They hold the metadata of the memory.
       x, cache = cache.extend(x)
-      k_tokens = slots.tokens
-    k, v = self._keys_and_values(x, k_tokens, encoding)
+      of_keys = dataclasses.replace(call, tokens=slots.tokens)
+    k, v = source.project(x, of_keys)
+    k_tokens = source.tokens(of_keys)
     extras: dict[str, Array] = {}
     if self.values is not None:
       v, extras = self.values(v, call)
-    rotated = q
-    if encoding is not None and 'rotate' in encoding.hooks:
-      assert q is not None and k is not None  # `_check` requires them.
-      rotated, k = encoding.rotate(q, k, call.tokens, k_tokens)
     if isinstance(cache, KeyValueCache) and slots is not None:
       q, rotated, k, v = (_group_rows(a, len(cache.v)) for a in (q, rotated, k, v))
       tokens, pattern = slots.queries(call.tokens, call.pattern)
@@ -230,7 +261,8 @@ class MultiHeadAttention(nnx.Module):
       cache = cache.extend(k, v, slots.start)
       k, v = cache.keys_and_values()
       k_tokens = slots.tokens
-    return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
+    k, v = source.expand((None if k is None else k.astype(x.dtype), v.astype(x.dtype)))
+    return self._inputs(q, rotated, k, v, call, k_tokens), cache, extras
 
   def _source_inputs(
     self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens
@@ -238,7 +270,8 @@ class MultiHeadAttention(nnx.Module):
     """Inputs of cross-attention; beams that share a row of the source become queries of that row."""
     q = None if self.q is None else self._queries(x)
     k, v = cache.keys_and_values()
-    v, k_tokens = v.astype(x.dtype), k_tokens.as_source()
+    k, v = self._stored_by.expand((None if k is None else k.astype(x.dtype), v.astype(x.dtype)))
+    k_tokens = k_tokens.as_source()
     rows, (batch, length, _) = v.shape[0], x.shape
     if rows == batch:
       return self._inputs(q, q, k, v, call, k_tokens)
@@ -265,12 +298,6 @@ class MultiHeadAttention(nnx.Module):
     if not self.has_joint_norm:
       return norm(x)
     return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
-
-  def _keys_and_values(
-    self, x: Array, tokens: Tokens, encoding: PositionEncoding | None
-  ) -> tuple[Array | None, Array]:
-    k = None if self.k is None else self._keys(_with_addresses(x, tokens, encoding))
-    return k, self.v(x)
 
   def _inputs(
     self,
@@ -341,7 +368,7 @@ class MultiHeadAttention(nnx.Module):
         f'{name}.values cannot mix the values of a memory, because the first layer has other tokens in its '
         'memory: leave it out'
       )
-    _check_length(self.scores, length)
+    check_length(self.scores, length)
     if encoding is None:
       return
     if call.source is not None:
@@ -349,25 +376,8 @@ class MultiHeadAttention(nnx.Module):
         f'{name} cannot use {type(encoding).__name__} in cross-attention, because positions of two '
         'sequences are not comparable: call it without an encoding'
       )
-    _check_length(encoding, length)
-    unread = encoding.mixer_hooks & {'address', 'rotate'}
-    if encoding.reads_content:
-      unread = unread | encoding.mixer_hooks & {'scores'}
-    if unread and not {'q', 'k'} <= self.score_inputs:
-      raise UserError(
-        f'{type(encoding).__name__} works on queries and keys ({", ".join(sorted(unread))}), which '
-        f'{scores} in {name} does not read: use another encoding, or scores that read both'
-      )
-    if encoding.num_terms > 1 and 'scale' not in self.score_inputs:
-      raise UserError(
-        f'{type(encoding).__name__} divides scores by the square root of its {encoding.num_terms} terms, but '
-        f'{scores} in {name} reads no scale: use DotProductScores or another encoding'
-      )
-
-
-def _with_addresses(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
-  """Input of the query and key projections: `x` after the hook `address` of the encoding."""
-  return encoding.address(x, tokens) if encoding is not None else x
+    check_encoding(name, encoding, self.scores, self.score_inputs, self.key_values)
+    check_length(encoding, length)
 
 
 def _group_rows(a: Any, rows: int) -> Any:
@@ -377,16 +387,3 @@ def _group_rows(a: Any, rows: int) -> Any:
 
 def _cast_and_constrain(x: Any, dtype: Any, heads: str) -> Any:
   return None if x is None else constrain(x.astype(dtype), 'batch', 'length', heads, None)
-
-
-def _check_length(part: Scores | PositionEncoding, length: int) -> None:
-  if part.max_length is not None and length > part.max_length:
-    raise UserError(
-      f'a row of {length} tokens is longer than the {part.max_length} positions of '
-      f'{type(part).__name__}: shorten the rows or raise its number of positions'
-    )
-
-
-def _check_kv_heads(name: str, num_heads: int, num_kv_heads: int) -> None:
-  if num_kv_heads < 1 or num_heads % num_kv_heads:
-    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')

@@ -1,0 +1,82 @@
+"""Errors of attention layers whose parts and settings do not fit together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from t2x.base.errors import UserError
+from t2x.layers.attention.key_values import KeyValues
+from t2x.layers.interfaces import Scores
+from t2x.layers.positions.encoding import PositionEncoding
+
+
+def check_encoding(
+  name: str,
+  encoding: PositionEncoding,
+  scores: Scores,
+  reads: frozenset[str],
+  key_values: KeyValues | None,
+) -> None:
+  """Raises UserError if parts of the attention `name` do not support an encoding; `reads`: inputs of the scores."""
+  own, unread = type(encoding).__name__, encoding.mixer_hooks & {'address', 'rotate'}
+  if encoding.reads_content:
+    unread = unread | encoding.mixer_hooks & {'scores'}
+  if key_values is not None and unread - {'rotate'}:
+    raise UserError(
+      f'{own} reads the projection of keys, which {type(key_values).__name__} replaces in {name}: use RoPE, a bias or '
+      'no encoding'
+    )
+  if unread and not {'q', 'k'} <= reads:
+    raise UserError(
+      f'{own} works on queries and keys ({", ".join(sorted(unread))}), which {type(scores).__name__} in {name} does '
+      'not read: use another encoding, or scores that read both'
+    )
+  if encoding.num_terms > 1 and 'scale' not in reads:
+    raise UserError(
+      f'{own} divides scores by the square root of its {encoding.num_terms} terms, but {type(scores).__name__} in '
+      f'{name} reads no scale: use DotProductScores or another encoding'
+    )
+
+
+def check_length(part: Scores | PositionEncoding, length: int) -> None:
+  """Raises UserError if a row is longer than the positions of a part."""
+  if part.max_length is not None and length > part.max_length:
+    raise UserError(
+      f'a row of {length} tokens is longer than the {part.max_length} positions of '
+      f'{type(part).__name__}: shorten the rows or raise its number of positions'
+    )
+
+
+def check_kv_heads(name: str, num_heads: int, num_kv_heads: int) -> None:
+  """Raises UserError if query heads cannot share key-value heads equally."""
+  if num_kv_heads < 1 or num_heads % num_kv_heads:
+    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')
+
+
+def check_settings(
+  name: str,
+  scores: Scores,
+  reads: frozenset[str],
+  scale: float | None,
+  norms: Mapping[str, Any],
+  queries: Any,
+) -> None:
+  """Raises UserError if the scores do not read the scale or the queries that are set, or if both norms are set."""
+  for setting, value, read in (('scale', scale, 'scale'), ('queries', queries, 'q')):
+    if value is not None and read not in reads:
+      raise UserError(f'{name}.{setting} is not read by {type(scores).__name__}: leave it out')
+  if None not in norms.values():
+    both = ' and '.join(f'{name}.{norm}' for norm in norms)
+    raise UserError(f'{both} are both set: set only one')
+
+
+def check_replaced(name: str, reads: frozenset[str], settings: Mapping[str, Any]) -> None:
+  """Raises UserError if `key_values` replaces what a setting is for, or if the scores read no keys."""
+  for setting, value in settings.items():
+    if value is not None:
+      raise UserError(
+        f'{name}.{setting} has no effect on the keys and values of {name}.key_values: leave one of them out'
+      )
+  if 'k' not in reads:
+    raise UserError(
+      f'{name}.key_values computes keys, which {name}.scores do not read: leave it out'
+    )

@@ -1,0 +1,290 @@
+"""Keys and values of an attention layer, and what its cache holds of them: those of its own projections, a latent vector
+per token, or values that several key heads share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Norm
+from t2x.layers.norms import RMSNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.tokens import Tokens
+
+__all__ = ['KeyValues', 'LatentKeyValues', 'LowRankQueries', 'Queries', 'SharedValues']
+
+Hidden = Float[Array, 'batch length d_model']
+Keys = Float[Array, 'batch length kv_heads head_dim']
+# What keys and what values are computed from, [batch, length, heads, features] each.
+Stored = tuple[Array | None, Array]
+
+
+@runtime_checkable
+class KeyValues(Protocol):
+  """Keys and values of an attention layer. Built as
+  `KeyValues(d_model, num_kv_heads, head_dim, value_dim, rngs=rngs)`.
+
+  """
+
+  @property
+  def shapes(self) -> tuple[tuple[int, int] | None, tuple[int, int]]:
+    """(heads, features) of the two arrays that `project` returns; None for an array that is None."""
+    ...
+
+  @property
+  def rotated_dim(self) -> int | None:
+    """Number of features of each query that the position encoding rotates, the first ones; None: all."""
+    ...
+
+  @property
+  def cacheable(self) -> bool:
+    """Whether a cache can hold `project` of earlier tokens, one vector per token."""
+    ...
+
+  def project(self, x: Hidden, call: Call) -> Stored:
+    """Returns what a cache holds for the tokens of `x`; keys are rotated by `call.encoding`."""
+    ...
+
+  def expand(
+    self, stored: Stored
+  ) -> tuple[Keys | None, Float[Array, 'batch length kv_heads v_dim']]:
+    """Returns the keys and values."""
+    ...
+
+  def tokens(self, call: Call) -> Tokens:
+    """Returns the metadata of the keys of a call."""
+    ...
+
+
+@runtime_checkable
+class Queries(Protocol):
+  """Queries of an attention layer. Built as `Queries(d_model, num_heads, head_dim, rngs=rngs)`."""
+
+  def __call__(self, x: Hidden) -> Float[Array, 'batch length heads head_dim']:
+    """Returns the queries before rotation."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnKeyValues:
+  """Keys and values of the projections of an attention layer, which stores them as they are.
+
+  Attributes:
+    keys: returns the keys before rotation; None if the scores read none.
+    values: returns the values.
+    shapes: see `KeyValues`.
+  """
+
+  keys: Callable[[Array], Array] | None
+  values: Callable[[Array], Array]
+  shapes: tuple[tuple[int, int] | None, tuple[int, int]]
+  rotated_dim: int | None = None
+  cacheable: bool = True
+
+  def project(self, x: Hidden, call: Call) -> Stored:
+    """Returns the rotated keys and the values."""
+    if self.keys is None:
+      return None, self.values(x)
+    return rotated_keys(self.keys(with_addresses(x, call)), call), self.values(x)
+
+  def expand(self, stored: Stored) -> Stored:
+    """Returns the stored arrays."""
+    return stored
+
+  def tokens(self, call: Call) -> Tokens:
+    """Returns the tokens of the call."""
+    return call.tokens
+
+
+class LatentKeyValues(nnx.Module):
+  """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1): keys and values are
+  projections of one latent vector per token, and a cache holds this vector and one rotated key for all heads.
+
+  With latent c = norm(x W_c) and rotated key r = rotate(x W_r), the key of head h is [r, c K_h] and its value c V_h. The
+  first `rotated_dim` features of the queries are rotated, too (the published weights have them last).
+
+  Args:
+    d_model: width of the attention layer's input.
+    num_kv_heads: number of heads.
+    head_dim: features per key, including the rotated features.
+    value_dim: features per value.
+    rank: size of the latent vector.
+    rotated_dim: features of the rotated key.
+    norm: builds the norm of the latent vector.
+    use_bias: whether the projections to the latent vector and to the rotated key have biases.
+    kernel_init: initialiser of the projections.
+  """
+
+  implements = (KeyValues,)
+  cacheable = True
+  shapes: tuple[tuple[int, int], tuple[int, int]]
+
+  def __init__(
+    self,
+    d_model: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    *,
+    rank: Size,
+    rotated_dim: Size,
+    norm: Callable[..., Norm] = RMSNorm,
+    use_bias: bool = False,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    if rotated_dim >= head_dim:
+      raise UserError(
+        f'LatentKeyValues.rotated_dim = {rotated_dim} leaves no feature of a key to the latent vector: choose less than '
+        f'head_dim = {head_dim}'
+      )
+    self.rotated_dim, self.shapes = rotated_dim, ((1, rotated_dim), (1, rank))
+
+    def down(size: int, axis: str) -> Linear:
+      axes = 'embed', axis
+      return Linear((d_model,), (size,), axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+
+    def up(size: int) -> Linear:
+      axes, shape = ('rank', 'kv_heads', 'head_dim'), (num_kv_heads, size)
+      return Linear((rank,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+
+    self.latent, self.rotated = down(rank, 'rank'), down(rotated_dim, 'head_dim')
+    self.norm = norm_over('rank', norm, rank, rngs)
+    self.k, self.v = up(head_dim - rotated_dim), up(value_dim)
+
+  def project(self, x: Hidden, call: Call) -> Stored:
+    """Returns the rotated key and the normalised latent vector, each with one head."""
+    return rotated_keys(self.rotated(x)[:, :, None], call), self.norm(self.latent(x))[:, :, None]
+
+  def expand(self, stored: Stored) -> tuple[Keys, Float[Array, 'batch length kv_heads v_dim']]:
+    """Returns the keys and values of all heads."""
+    rotated, latent = stored
+    assert rotated is not None  # `project` returns both.
+    k = self.k(latent[:, :, 0])
+    shared = jnp.broadcast_to(rotated, (*k.shape[:3], self.rotated_dim))
+    return jnp.concatenate([shared, k], axis=-1), self.v(latent[:, :, 0])
+
+  def tokens(self, call: Call) -> Tokens:
+    return call.tokens
+
+
+class LowRankQueries(nnx.Module):
+  """Queries norm(x W_a) W_b with a narrow projection W_a (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.3).
+
+  Args:
+    d_model: width of the attention layer's input.
+    num_heads: number of query heads.
+    head_dim: features per head.
+    rank: width between the projections.
+    norm: builds the norm between them.
+    use_bias: whether W_a has a bias.
+    kernel_init: initialiser of both projections.
+  """
+
+  implements = (Queries,)
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    rank: Size,
+    norm: Callable[..., Norm] = RMSNorm,
+    use_bias: bool = False,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    axes, heads = ('rank', 'heads', 'head_dim'), (num_heads, head_dim)
+    down = 'embed', 'rank'
+    self.down = Linear((d_model,), (rank,), down, init=kernel_init, use_bias=use_bias, rngs=rngs)
+    self.norm = norm_over('rank', norm, rank, rngs)
+    self.up = Linear((rank,), heads, axes, init=kernel_init, use_bias=False, rngs=rngs)
+
+  def __call__(self, x):
+    return self.up(self.norm(self.down(x)))
+
+
+class SharedValues(nnx.Module):
+  """Keys with fewer value heads: key heads h, h + n, h + 2 n, ... share value head h of n, as in differential attention
+  (https://arxiv.org/abs/2410.05258), whose values are twice as wide as its keys.
+
+  Args:
+    d_model: width of the attention layer's input.
+    num_kv_heads: number of key heads.
+    head_dim: features per key.
+    value_dim: features per value.
+    sharing: number of key heads that share a value head.
+    use_bias: whether the projections have biases.
+    kernel_init: initialiser of the projections.
+  """
+
+  implements = (KeyValues,)
+  cacheable = True
+  rotated_dim: int | None = None
+  shapes: tuple[tuple[int, int], tuple[int, int]]
+
+  def __init__(
+    self,
+    d_model: int,
+    num_kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    *,
+    sharing: Size = 2,
+    use_bias: bool = False,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    if num_kv_heads % sharing:
+      raise UserError(
+        f'SharedValues.sharing = {sharing} does not divide the {num_kv_heads} key heads: choose a divisor'
+      )
+    self.sharing = sharing
+    self.shapes = (num_kv_heads, head_dim), (num_kv_heads // sharing, value_dim)
+
+    def project(shape: tuple[int, int]) -> Linear:
+      axes = 'embed', 'kv_heads', 'head_dim'
+      return Linear((d_model,), shape, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+
+    self.k, self.v = map(project, self.shapes)
+
+  def project(self, x: Hidden, call: Call) -> Stored:
+    """Returns the rotated keys, and the values without copies."""
+    return rotated_keys(self.k(x), call), self.v(x)
+
+  def expand(self, stored: Stored) -> Stored:
+    """Returns the keys, and a copy of the values for each group of key heads."""
+    return stored[0], jnp.tile(stored[1], (1, 1, self.sharing, 1))
+
+  def tokens(self, call: Call) -> Tokens:
+    return call.tokens
+
+
+def with_addresses(x: Array, call: Call) -> Array:
+  """Returns the input of the query and key projections: `x` after the hook `address` of the encoding."""
+  return x if call.encoding is None else call.encoding.address(x, call.tokens)
+
+
+def rotated_queries(q: Any, call: Call, size: int | None) -> Any:
+  """Returns queries, or None, whose first `size` features (None: all) are rotated by the encoding of the call."""
+  encoding = call.encoding
+  if q is None or encoding is None or 'rotate' not in encoding.hooks:
+    return q
+  first = q[..., :size]
+  first = encoding.rotate(first, first, call.tokens, call.tokens)[0]
+  return first if size is None else jnp.concatenate([first, q[..., size:]], axis=-1)
+
+
+def rotated_keys(k: Array, call: Call) -> Array:
+  """Returns keys rotated by the encoding of the call."""
+  encoding = call.encoding
+  if encoding is None or 'rotate' not in encoding.hooks:
+    return k
+  return encoding.rotate(k, k, call.tokens, call.tokens)[1]
