@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
@@ -28,7 +27,7 @@ Stored = tuple[Array | None, Array]
 @runtime_checkable
 class KeyValues(Protocol):
   """Keys and values of an attention layer. Built as
-  `KeyValues(d_model, num_kv_heads, head_dim, value_dim, rngs=rngs)`.
+  `KeyValues(d_model, num_kv_heads, head_dim, value_dim, use_bias, kernel_init, rngs=rngs)`.
 
   """
 
@@ -64,7 +63,8 @@ class KeyValues(Protocol):
 
 @runtime_checkable
 class Queries(Protocol):
-  """Queries of an attention layer. Built as `Queries(d_model, num_heads, head_dim, rngs=rngs)`."""
+  """Queries of an attention layer. Built as
+  `Queries(d_model, num_heads, head_dim, use_bias, kernel_init, rngs=rngs)`."""
 
   def __call__(self, x: Hidden) -> Float[Array, 'batch length heads head_dim']:
     """Returns the queries before rotation."""
@@ -114,11 +114,11 @@ class LatentKeyValues(nnx.Module):
     num_kv_heads: number of heads.
     head_dim: features per key, including the rotated features.
     value_dim: features per value.
+    use_bias: whether the projections to the latent vector and to the rotated key have biases.
+    kernel_init: initialiser of the projections.
     rank: size of the latent vector.
     rotated_dim: features of the rotated key.
     norm: builds the norm of the latent vector.
-    use_bias: whether the projections to the latent vector and to the rotated key have biases.
-    kernel_init: initialiser of the projections.
   """
 
   implements = (KeyValues,)
@@ -131,12 +131,12 @@ class LatentKeyValues(nnx.Module):
     num_kv_heads: int,
     head_dim: int,
     value_dim: int,
+    use_bias: bool,
+    kernel_init: Initializer,
     *,
     rank: Size,
     rotated_dim: Size,
     norm: Callable[..., Norm] = RMSNorm,
-    use_bias: bool = False,
-    kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     if rotated_dim >= head_dim:
@@ -181,10 +181,10 @@ class LowRankQueries(nnx.Module):
     d_model: width of the attention layer's input.
     num_heads: number of query heads.
     head_dim: features per head.
-    rank: width between the projections.
-    norm: builds the norm between them.
     use_bias: whether W_a has a bias.
     kernel_init: initialiser of both projections.
+    rank: width between the projections.
+    norm: builds the norm between them.
   """
 
   implements = (Queries,)
@@ -194,11 +194,11 @@ class LowRankQueries(nnx.Module):
     d_model: int,
     num_heads: Size,
     head_dim: Size,
+    use_bias: bool,
+    kernel_init: Initializer,
     *,
     rank: Size,
     norm: Callable[..., Norm] = RMSNorm,
-    use_bias: bool = False,
-    kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     axes, heads = ('rank', 'heads', 'head_dim'), (num_heads, head_dim)
@@ -220,9 +220,9 @@ class SharedValues(nnx.Module):
     num_kv_heads: number of key heads.
     head_dim: features per key.
     value_dim: features per value.
-    sharing: number of key heads that share a value head.
     use_bias: whether the projections have biases.
     kernel_init: initialiser of the projections.
+    sharing: number of key heads that share a value head.
   """
 
   implements = (KeyValues,)
@@ -236,10 +236,10 @@ class SharedValues(nnx.Module):
     num_kv_heads: int,
     head_dim: int,
     value_dim: int,
+    use_bias: bool,
+    kernel_init: Initializer,
     *,
     sharing: Size = 2,
-    use_bias: bool = False,
-    kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     if num_kv_heads % sharing:

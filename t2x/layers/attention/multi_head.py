@@ -132,12 +132,13 @@ class MultiHeadAttention(nnx.Module):
     project = functools.partial(head_projection, d_model, use_bias=use_bias, rngs=rngs)
     q, k, v = (num_heads, head_dim), (num_kv_heads, head_dim), (num_kv_heads, self.value_dim)
     own = functools.partial(project, q, init=kernel_init)
-    of_part = queries and functools.partial(queries, d_model, *q, rngs=rngs)
+    of_part = queries and functools.partial(queries, d_model, *q, use_bias, kernel_init, rngs=rngs)
     self.q: Any = (of_part or own)() if 'q' in reads else None
     axis, has_own = 'kv_heads', key_values is None
     self.k: Any = project(k, init=kernel_init, axis=axis) if 'k' in reads and has_own else None
     self.v: Any = project(v, init=value_init or kernel_init, axis=axis) if has_own else None
-    self.key_values = key_values and key_values(d_model, *k, self.value_dim, rngs=rngs)
+    sizes = *k, self.value_dim
+    self.key_values = key_values and key_values(d_model, *sizes, use_bias, kernel_init, rngs=rngs)
     outputs = num_heads, self.value_dim
     self.head_outputs = head_outputs and head_outputs(d_model, *outputs, rngs=rngs)
     outputs = (self.head_outputs and self.head_outputs.shape) or outputs
