@@ -61,6 +61,7 @@ from t2x.layers.positions.shaw import *
 from t2x.layers.positions.tupe import *
 from t2x.layers.tokens import *
 from t2x.layers.vision.patch_merging import *
+from t2x.layers.vision.windowed import *
 from t2x.layers.wiring.deep import *
 from t2x.layers.wiring.hyper_connections import *
 from t2x.layers.wiring.parallel import *

@@ -1,5 +1,6 @@
 """Position encodings of image patches: a learned table that is interpolated for other image sizes (ViT,
-https://arxiv.org/abs/2010.11929), or sines and cosines of row and column (MoCo v3, MAE)."""
+https://arxiv.org/abs/2010.11929), sines and cosines of row and column (MoCo v3, MAE), or a bias on the scores by the
+offset in rows and columns (Swin)."""
 
 from typing import Literal
 
@@ -11,13 +12,13 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Size
-from t2x.layers.dtypes import broadcast
-from t2x.layers.initializers import normal
+from t2x.layers.dtypes import Dtypes, broadcast, gather
+from t2x.layers.initializers import normal, truncated_normal
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import Tokens
 
-__all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
+__all__ = ['GridBias', 'LearnedGrid', 'SinusoidalGrid', 'resize_grid']
 
 
 class LearnedGrid(PositionEncoding):
@@ -123,6 +124,53 @@ class SinusoidalGrid(PositionEncoding):
     parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
     table = np.pad(np.concatenate(parts, axis=1), ((self.num_extra, 0), (0, 0)))
     return x + jnp.asarray(table, x.dtype)[None]
+
+
+class GridBias(PositionEncoding):
+  """Learned bias on the scores for each head and offset of rows and columns between query and key (Swin Transformer,
+  https://arxiv.org/abs/2103.14030, equation 4).
+
+  Args:
+    num_heads: number of heads of the attention.
+    height: number of rows of the largest grid, or of a window.
+    width: number of columns of the largest grid, or of a window.
+    init: initialiser of the table [(2 height - 1) * (2 width - 1), num_heads], row by row of offsets.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    height: Size,
+    width: Size,
+    init: Initializer = truncated_normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.height, self.width = height, width
+    shape, axes = ((2 * height - 1) * (2 * width - 1), num_heads), ('buckets', 'heads')
+    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
+
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    """Returns the bias of the offset query - key.
+
+    Raises:
+      UserError: the tokens are not those of a grid of at most `height` rows and `width` columns, without others before it.
+    """
+    grid = q_tokens.grid
+    fits = grid is not None and len(grid) == 2 and grid[0] <= self.height and grid[1] <= self.width
+    if not fits or k_tokens.grid != grid or q_tokens.num_extra:
+      raise UserError(
+        f'GridBias has offsets in a grid of {self.height} x {self.width}, but the tokens have the grid {grid} and '
+        f'{q_tokens.num_extra} before it: raise GridBias.height and GridBias.width, or use it in Windowed'
+      )
+    (q_row, q_column), (k_row, k_column) = (
+      jnp.divmod(tokens.positions, grid[1]) for tokens in (q_tokens, k_tokens)
+    )
+    rows = q_row[:, :, None] - k_row[:, None] + self.height - 1
+    columns = q_column[:, :, None] - k_column[:, None] + self.width - 1
+    table = self.table[...].astype(Dtypes.softmax)
+    return jnp.moveaxis(gather(table, rows * (2 * self.width - 1) + columns), -1, 1)
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:

@@ -1,0 +1,181 @@
+"""Mixing inside the windows of a grid of tokens (Swin Transformer: Liu et al. 2021, https://arxiv.org/abs/2103.14030)."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Size
+from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.constraints import constrain
+from t2x.layers.interfaces import Call, Result, Sublayer
+from t2x.layers.keys import fold_in
+from t2x.layers.patterns.algebra import Full
+from t2x.layers.tokens import Tokens
+
+__all__ = ['Windowed']
+
+
+class Windowed(nnx.Module):
+  """Applies a token mixer to each window of the grid that the tokens fill, such as 7 x 7 patches of an image.
+
+  Windows become rows of the mixer, whose tokens have the grid of the window. With a shift, windows start `shift` rows
+  and columns later: the map is rolled, and the tokens that wrap around are segments of their own (section 3.2). As
+  published, zeros fill up a map that windows do not divide; they are keys like the others. A side of the map that is
+  not longer than the window is one window, without shift.
+
+  Args:
+    d_model: width of the input and output.
+    mixer: builds the token mixer, such as `MultiHeadAttention`; it needs no pattern and no cache.
+    size: side of a window in tokens.
+    shift: number of tokens by which windows are shifted; size // 2 in every second block of Swin.
+
+  Raises:
+    UserError: `shift` is not less than `size`, or the mixer reads extras; when called, tokens do not fill a grid or are
+      packed, or the pattern is not Full().
+  """
+
+  implements = (Sublayer,)
+  max_length: int | None = None
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    mixer: Callable[..., Sublayer],
+    size: Size,
+    shift: Natural = 0,
+    rngs: nnx.Rngs,
+  ):
+    if shift >= size:
+      raise UserError(f'Windowed.shift = {shift} must be less than Windowed.size = {size}')
+    self.mixer = mixer(d_model, rngs=rngs)
+    self.size, self.shift = size, shift
+    if 'extras' in self.mixer.reads:
+      raise UserError(
+        'Windowed.mixer passes arrays to later layers (value residuals), whose windows may differ: leave them out'
+      )
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return (self.mixer.reads & {'encoding'}) | {'pattern'}
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+    """Raises UserError: a window is not known before all of its tokens are."""
+    raise UserError(
+      'Windowed cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
+    )
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Mixes the tokens of each window of `x`."""
+    check_no_source(self, call)
+    windows = Windows.of(self._grid(call), self.size, self.shift)
+    batch, number = len(x), windows.number
+    segments = windows.segments()
+    if segments is not None:
+      segments = jnp.tile(jnp.asarray(segments), (batch, 1))
+    key = call.key
+    if key is not None and key.ndim:
+      key = jax.vmap(fold_in, (None, 0), 1)(key, jnp.arange(number)).reshape(-1)
+    tokens = Tokens.row(math.prod(windows.sides), segments=segments, grid=windows.sides)
+    rows = constrain(windows.split(x), 'batch', 'length', 'embed')
+    result = self.mixer(rows, dataclasses.replace(call, tokens=tokens, pattern=Full(), key=key))
+    losses = {name: a.reshape(batch, number).mean(axis=1) for name, a in result.aux.losses.items()}
+    aux = dataclasses.replace(result.aux, losses=losses)
+    return Result(constrain(windows.join(result.x), 'batch', 'length', 'embed'), aux=aux)
+
+  def _grid(self, call: Call) -> tuple[int, ...]:
+    """Returns the grid of the tokens; raises UserError if windows cannot represent the call."""
+    tokens = call.tokens
+    if tokens.grid is None or tokens.num_extra or tokens.segments is not None:
+      raise UserError(
+        f'Windowed needs one grid of tokens per row, but the tokens have the grid {tokens.grid}, {tokens.num_extra} '
+        f'before it, and {"no " if tokens.segments is None else ""}segments: use patches of images without class '
+        'token (PatchEmbedding.class_token = False)'
+      )
+    if call.pattern.offsets() != Full().offsets():
+      raise UserError(
+        f'Windowed does not support the pattern {call.pattern}: use Full(), or a mixer without windows'
+      )
+    return tokens.grid
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+  """The windows of a grid.
+
+  Attributes:
+    grid: sides of the grid.
+    sides: sides of a window.
+    shifts: shift of the windows along each side.
+  """
+
+  grid: tuple[int, ...]
+  sides: tuple[int, ...]
+  shifts: tuple[int, ...]
+
+  @staticmethod
+  def of(grid: Sequence[int], size: int, shift: int) -> 'Windows':
+    """Returns windows of `size` along each side; a side that is not longer is one window."""
+    sides = tuple(min(size, side) for side in grid)
+    return Windows(tuple(grid), sides, tuple(shift if side > size else 0 for side in grid))
+
+  @property
+  def numbers(self) -> tuple[int, ...]:
+    """Numbers of windows along each side."""
+    return tuple(-(-side // window) for side, window in zip(self.grid, self.sides, strict=True))
+
+  @property
+  def number(self) -> int:
+    return math.prod(self.numbers)
+
+  @property
+  def padded(self) -> tuple[int, ...]:
+    """Sides of the grid filled up to whole windows."""
+    return tuple(n * window for n, window in zip(self.numbers, self.sides, strict=True))
+
+  def split(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'rows tokens d_model']:
+    """Returns the windows of each row of the batch as rows."""
+    axes = tuple(range(1, 1 + len(self.grid)))
+    x = x.reshape(len(x), *self.grid, -1)
+    filling = [(0, full - side) for full, side in zip(self.padded, self.grid, strict=True)]
+    x = jnp.pad(x, [(0, 0), *filling, (0, 0)])
+    x = jnp.roll(x, [-shift for shift in self.shifts], axes)
+    return self._windows(x).reshape(-1, math.prod(self.sides), x.shape[-1])
+
+  def join(self, rows: Float[Array, 'rows tokens d_model']) -> Float[Array, 'batch length d_model']:
+    """Returns the rows of the batch from their windows, the inverse of `split`."""
+    count, width = len(self.grid), rows.shape[-1]
+    x = rows.reshape(-1, *self.numbers, *self.sides, width)
+    order = [axis for i in range(count) for axis in (1 + i, 1 + count + i)]
+    x = x.transpose(0, *order, 1 + 2 * count).reshape(-1, *self.padded, width)
+    x = jnp.roll(x, self.shifts, tuple(range(1, 1 + count)))
+    x = x[(slice(None), *(slice(side) for side in self.grid))]
+    return x.reshape(len(x), -1, width)
+
+  def _windows(self, x: Any) -> Any:
+    """Reshapes [batch, *padded, ...] to [batch, *numbers, *sides, ...], for arrays of JAX or NumPy."""
+    count = len(self.grid)
+    pairs = [n for pair in zip(self.numbers, self.sides, strict=True) for n in pair]
+    x = x.reshape(len(x), *pairs, *x.shape[1 + count :])
+    first, second = range(1, 1 + 2 * count, 2), range(2, 2 + 2 * count, 2)
+    return x.transpose(0, *first, *second, *range(1 + 2 * count, x.ndim))
+
+  def segments(self) -> Int[np.ndarray, 'windows tokens'] | None:
+    """Returns the segments of the tokens of each window: those that wrapped around a side are others; None: one."""
+    if not any(self.shifts):
+      return None
+    segments = np.ones((1, *self.padded), np.int32)
+    for i, (full, shift) in enumerate(zip(self.padded, self.shifts, strict=True)):
+      is_wrapped = np.arange(full) >= full - shift
+      segments += np.expand_dims(is_wrapped << i, [a for a in range(segments.ndim) if a != 1 + i])
+    return self._windows(segments).reshape(self.number, -1)
