@@ -1,9 +1,11 @@
 """Arguments that a method of an interface has gained, so that parts written before keep working in configs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 Method = TypeVar('Method', bound=Callable[..., Any])
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
 
 class Widening(NamedTuple):
@@ -12,14 +14,18 @@ class Widening(NamedTuple):
   Attributes:
     arguments: names of the arguments that implementations written before it lack.
     adapt: maps such an implementation to a method with the interface's arguments; None: it is called without them.
+    attributes: class attributes that the interface gained with them, by name, with the values for such classes.
   """
 
   arguments: tuple[str, ...]
   adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+  attributes: Mapping[str, Any] = _NO_ATTRIBUTES
 
 
 def widened(
-  *arguments: str, adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+  *arguments: str,
+  adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+  attributes: Mapping[str, Any] = _NO_ATTRIBUTES,
 ) -> Callable[[Method], Method]:
   """Marks a method of a protocol that has gained arguments.
 
@@ -41,16 +47,17 @@ def widened(
         return of_call
 
       class Merge(Protocol):
-        @widened('call', adapt=from_tokens)
+        @widened('call', adapt=from_tokens, attributes={'keeps_tokens': False})
         def __call__(self, x, call): ...
 
   Args:
     arguments: names of the new arguments.
     adapt: see `Widening`.
+    attributes: see `Widening`.
   """
 
   def mark(method: Method) -> Method:
-    setattr(method, '__widening__', Widening(arguments, adapt))  # noqa: B010
+    setattr(method, '__widening__', Widening(arguments, adapt, attributes))  # noqa: B010
     return method
 
   return mark

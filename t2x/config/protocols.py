@@ -87,7 +87,7 @@ def adapted(part: Any, hint: Any) -> Any:
 
 @functools.cache
 def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
-  methods = {}
+  methods, attributes = {}, dict[str, Any]()
   for protocol in protocols:
     if protocol_misfit(cls, protocol) is not None:
       continue
@@ -97,10 +97,12 @@ def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
         methods[name] = _optional(member)(own)
       elif inspect.isfunction(own) and _lacking(own, member):
         methods[name] = _adapted_method(own, member)
+        gained = widening(member).attributes.items()
+        attributes |= {name: value for name, value in gained if not hasattr(cls, name)}
   if not methods:
     return cls
   names = {name: getattr(cls, name) for name in ('__module__', '__qualname__', '__doc__')}
-  return type(cls)(cls.__name__, (cls,), names | methods)
+  return type(cls)(cls.__name__, (cls,), names | attributes | methods)
 
 
 def _protocols(hint: Any) -> Iterator[type]:
@@ -117,7 +119,7 @@ def _protocols(hint: Any) -> Iterator[type]:
 
 def _lacking(own: Any, required: Any) -> tuple[str, ...]:
   """Returns the arguments that a protocol's method has gained and that an implementation does not have."""
-  arguments, adapt = widening(required)
+  arguments, adapt, _ = widening(required)
   parameters = inspect.signature(own).parameters
   if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return ()

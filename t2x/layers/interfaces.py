@@ -304,6 +304,16 @@ class BranchWiring(Wiring, Protocol):
     ...
 
 
+def _from_tokens(merge: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the method of `Merge` of an implementation (x, tokens) -> (x, tokens)."""
+
+  def of_call(self: Any, x: Array, call: Call) -> Result:
+    y, tokens = merge(self, x, call.tokens)
+    return Result(y, tokens=tokens)
+
+  return of_call
+
+
 @runtime_checkable
 class Merge(Protocol):
   """Layer between two stages, which merges neighbouring tokens or changes the width. Built as `Merge(d_model, rngs=rngs)`.
@@ -322,6 +332,7 @@ class Merge(Protocol):
     """Width of the output."""
     ...
 
+  @widened('call', adapt=_from_tokens, attributes={'keeps_tokens': False})
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
     """Returns the vectors [batch, merged, output_dim], and the metadata of their tokens unless it keeps them."""
     ...

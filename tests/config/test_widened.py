@@ -1,5 +1,7 @@
 """Parts written before an interface gained an argument, in configs."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from t2x.layers import Call, Causal, Tokens
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 PARTS = """
 from flax import nnx
-from t2x.layers import DotProduct, DotProductScores, ValueResidual
+from t2x.layers import DotProduct, DotProductScores, Tokens, ValueResidual
 
 
 class Scores(nnx.Module):
@@ -46,6 +48,18 @@ class OtherName(HeadOutputs):
 class Values(ValueResidual):
   def __call__(self, v, extras):
     return 2 * v, extras
+
+
+class Halving(nnx.Module):
+  num_merged = 2
+  output_dim: int
+
+  def __init__(self, d_model, *, rngs):
+    self.output_dim = 2 * d_model
+
+  def __call__(self, x, tokens):
+    half = x.shape[1] // 2
+    return x[:, :2 * half].reshape(len(x), half, -1), Tokens.row(half)
 
 
 class Wrong(HeadOutputs):
@@ -98,6 +112,21 @@ def test_head_outputs_without_call_are_called_without_it(attend):
 def test_values_that_take_extras_get_those_of_the_call(attend):
   doubled = attend('MultiHeadAttention.values = @Values')
   np.testing.assert_allclose(doubled, 2 * attend(), rtol=1e-6)
+
+
+def test_a_merge_of_tokens_becomes_one_of_the_call(attend):
+  """`(x, tokens) -> (x, tokens)` before `(x, call) -> Result`; such a merge is not known to keep the tokens."""
+  bindings = ['import older_parts', 'Stages.stages = [@Stack, @Stack]', 'Stages.merge = @Halving']
+  bindings += ['Stack.num_layers = 1', 'MultiHeadAttention.num_heads = 2', 'MLP.hidden_dim = 8']
+  Path('merge.gin').write_text('\n'.join(bindings))
+  stages = read_config(['merge.gin'], root='@Stages').build()(8, rngs=nnx.Rngs(0))
+  first, second = stages.stages
+  result = stages(X, Call(Tokens.row(5)))
+  y = first(X, Call(Tokens.row(5))).x[:, :4].reshape(2, 2, 16)
+  np.testing.assert_allclose(result.x, second(y, Call(Tokens.row(2))).x, rtol=1e-6)
+  assert result.tokens.positions.shape == (1, 2)
+  with pytest.raises(UserError, match='@Halving changes the tokens'):
+    stages.init_cache(1, 4, np.float32)
 
 
 def test_a_part_that_lacks_another_argument_is_refused(attend):

@@ -80,9 +80,8 @@ class Windowed(nnx.Module):
     check_no_source(self, call)
     windows = Windows.of(self._grid(call), self.size, self.shift)
     batch, number = len(x), windows.number
-    segments = windows.segments()
-    if segments is not None:
-      segments = jnp.tile(jnp.asarray(segments), (batch, 1))
+    regions = windows.segments()
+    segments = None if regions is None else jnp.tile(jnp.asarray(regions), (batch, 1))
     key = call.key
     if key is not None and key.ndim:
       key = jax.vmap(fold_in, (None, 0), 1)(key, jnp.arange(number)).reshape(-1)
