@@ -1,6 +1,7 @@
 """A part with random parameters and inputs, whose contracts are checked."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ class Subject:
     build: builds the part: `build(d_model, rngs=rngs)`.
     d_model: width of the input.
     encoding: builds a position encoding for the layers: `encoding(d_model, rngs=rngs)`; None: no positions.
+    grid: grid that the tokens of a row fill; None: a row of text.
   """
 
   def __init__(
@@ -60,12 +62,15 @@ class Subject:
     build: Callable[..., Sublayer],
     d_model: int = 16,
     encoding: Callable[..., PositionEncoding] | None = None,
+    grid: tuple[int, ...] | None = None,
   ):
     self.build = build
+    self.grid = grid
     self.d_model = d_model
     self.part: Sublayer = perturbed(build(d_model, rngs=nnx.Rngs(0)))
     self.encoding = encoding and perturbed(encoding(d_model, rngs=nnx.Rngs(2)), 3)
-    self.length = min(12, self.part.max_length or 12)
+    longest = 12 if grid is None else math.prod(grid)
+    self.length = min(longest, self.part.max_length or longest)
     rng = np.random.default_rng(4)
     self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
     try:
@@ -88,7 +93,9 @@ class Subject:
   ) -> Call:
     """Returns a call with the encoding, if the part reads it, and by default Full(), or Causal() if it refuses Full()."""
     encoding = self.encoding if 'encoding' in self.part.reads else None
-    row = Tokens.row(length or self.length) if tokens is None else tokens
+    # A part of a row has no grid.
+    grid = self.grid if length in (None, self.length) else None
+    row = Tokens.row(length or self.length, grid=grid) if tokens is None else tokens
     return dataclasses.replace(Call(row, pattern or self.pattern, encoding), **fields)
 
   def training_call(self, rows: slice = slice(None)) -> Call:

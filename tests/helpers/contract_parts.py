@@ -28,6 +28,7 @@ from t2x.layers import (
   GatedHeads,
   GatedMLP,
   GlobalLocalAttention,
+  GridBias,
   LatentKeyValues,
   LayerNorm,
   LearnedValueResidual,
@@ -57,6 +58,7 @@ from t2x.layers import (
   T5Bias,
   TalkingHeads,
   TokenShift,
+  Windowed,
   XLPositions,
   zeros,
 )
@@ -78,6 +80,11 @@ PARTS = {
   'attention with the positions of Shaw': {
     'build': attention,
     'encoding': part(ShawPositions, head_dim=4, max_distance=3, values=True),
+  },
+  'windows of a grid': {
+    'build': part(Windowed, mixer=part(attention, num_heads=2, dropout_rate=0.1), size=2, shift=1),
+    'encoding': part(GridBias, num_heads=2, height=2, width=2),
+    'grid': (4, 3),
   },
   'attention with cosine scores': {'build': part(attention, scores=CosineScores)},
   'attention with a soft cap and sinks': {
@@ -231,6 +238,13 @@ REFUSED = {
   'AFT-local': DECODING,
   'AFT-conv': DECODING,
   'AFT-full': ('packed rows equal separate rows', *DECODING),
+  # It mixes grids, which are neither packed nor padded, and never a part of one.
+  'windows of a grid': (
+    'outputs ignore later tokens',
+    'padding is not read',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
   # They sort the tokens of a row.
   'LSH attention': DECODING,
   # Under Full() all tokens of a row compete for the places in its clusters.

@@ -149,7 +149,8 @@ class GridBias(PositionEncoding):
   ):
     self.height, self.width = height, width
     shape, axes = ((2 * height - 1) * (2 * width - 1), num_heads), ('buckets', 'heads')
-    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
+    # As published it is not decayed.
+    self.table = param(init, shape, axes, rngs, kind='vector', keep_float32=True)
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     """Returns the bias of the offset query - key.
