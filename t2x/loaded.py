@@ -27,7 +27,8 @@ class Loaded:
   """A trained model with its tokenizer and task.
 
   Texts are strings, one row each, which are padded on the right to the longest one, or token ids int32
-  [batch, length]. Images are float32 [batch, height, width, channels], normalised as in training.
+  [batch, length]. Other inputs are arrays, such as images float32 [batch, height, width, channels], normalised as in
+  training.
 
   Attributes:
     params: all parameters by name, float32.
@@ -141,7 +142,7 @@ class Loaded:
     """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].
 
     Args:
-      inputs: texts, token ids or images.
+      inputs: texts, token ids or other arrays, such as images.
       targets: prefixes of the target texts or token ids for the decoder of an encoder-decoder; None: empty
         prefixes.
     """

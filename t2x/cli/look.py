@@ -57,14 +57,20 @@ def run(args: argparse.Namespace) -> int:
   ):
     raise UserError(f'--png {args.png} is the folder of --input: pictures may replace it')
   loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)
-  is_pair = loaded.model.spec.inputs == 'a source and a target'
+  spec = loaded.model.spec
+  is_pair = spec.is_encoder_decoder
   if args.target is not None and not is_pair:
     raise UserError('--target has no effect: the model is not an encoder-decoder; remove it')
   facts = {'run': args.run, 'step': str(loaded.step), 'input': args.prompt or args.input}
   settings: dict[str, Any] = {} if args.max_tokens is None else {'max_tokens': args.max_tokens}
-  look = _image(args, loaded, settings, facts) if loaded.model.spec.inputs == 'images' else None
-  if look is None:
+  if spec.first.kind == 'ids':
     look = _text(args, loaded, settings, facts, is_pair)
+  elif is_pair:
+    raise UserError(
+      f'look does not draw encoder-decoders whose source is {spec.first.kind}: use t2x.load(RUN).attention'
+    )
+  else:
+    look = _image(args, loaded, settings, facts)
   with output_file('--out', out) as file:
     file.write(page(look, f'Inside {Path(args.run).name}', facts))
   print(out)

@@ -120,9 +120,9 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
   from t2x.decode.generation_config import strategy_of
 
   spec = model.spec
-  if spec.inputs == 'a source and a target':
+  if spec.is_encoder_decoder:
     task = 'Translation'
-    lengths = {'source_length': spec.max_source_length, 'target_length': spec.max_length}
+    lengths = {'source_length': spec.first.max_length, 'target_length': spec.max_length}
   elif 'token logits' in spec.outputs and spec.is_causal(LENGTH):
     task, lengths = 'CausalLM', {'length': spec.max_length}
   elif 'token logits' in spec.outputs and tokenizer.mask_id is not None:

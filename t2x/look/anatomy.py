@@ -55,10 +55,9 @@ def sides(model: Any) -> dict[str, Side]:
   elif isinstance(model, VisionTransformer):
     parts = [('', model.body, model.embedding, (model.positions,))]
   elif isinstance(model, EncoderDecoder):
-    target = model.embedding if model.target_embedding is None else model.target_embedding
     parts = [
-      ('encoder', model.encoder, model.embedding, ()),
-      ('decoder', model.decoder, target, ()),
+      ('encoder', model.encoder, model.source_embedder, ()),
+      ('decoder', model.decoder, model.output_embedding, ()),
     ]
   return {
     name: Side(name, body, embedding, (*encodings, body.encoding))

@@ -136,7 +136,7 @@ def look_at_pair(
   ids = encoded(inspection, source)
   before, labels = target_ids(tokenizer, target, start)
   spec = model.spec
-  check_length('the source', len(ids), max_tokens, spec.max_source_length)
+  check_length('the source', len(ids), max_tokens, spec.first.max_length)
   check_length('the target', len(before) - 1 + len(labels), max_tokens, spec.max_length)
   read = np.array([*before, *labels[:-1]], np.int32)
   predicted = np.array([*before[1:], *labels], np.int32)

@@ -10,7 +10,6 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Initializer, Linear, TextEmbedding, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import ClassHead, Head, OutputHead
-from t2x.models.spec import OutputKind
 
 __all__ = [
   'Classifier',
@@ -28,7 +27,7 @@ class Pooler(nnx.Module):
   """BERT's sequence vector: tanh of a projection of the first token."""
 
   implements = (OutputHead,)
-  outputs: frozenset[OutputKind] = frozenset({'vectors'})
+  outputs: frozenset[str] = frozenset({'vectors'})
   num_classes: int | None = None
 
   def __init__(
@@ -200,7 +199,7 @@ class TokenClassifier(LogitHead):
   """
 
   axis = None
-  outputs: frozenset[OutputKind] = frozenset({'classes per token'})
+  outputs: frozenset[str] = frozenset({'classes per token'})
 
   def __init__(
     self,

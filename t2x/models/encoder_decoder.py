@@ -1,42 +1,44 @@
-"""Encoder-decoder models: the original Transformer, T5, BART."""
+"""Encoder-decoder models: the original Transformer, T5, BART; captioners, speech recognisers."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, Shaped
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers import Source, TextEmbedding, TokenEmbedding, Tokens, named_key
+from t2x.layers import Embedder, Source, TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
-from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output
-from t2x.models.language_model import LogitModel
+from t2x.models.language_model import LogitModel, limited
 from t2x.models.spec import ModelSpec
 
 __all__ = ['EncoderDecoder']
 
 
 class EncoderDecoder(LogitModel):
-  """Computes logits over the target vocabulary from source ids and target ids.
+  """Computes logits over the target vocabulary from a source and target ids.
 
   Args:
     d_model: width of the residual stream.
     embedding: builds the token embedding of the source, and of the target unless `target_embedding` is set.
+    source_embedding: builds another embedder of the source, such as patches of images or frames of audio; `embedding`
+      is then that of the target. None: sources are token ids.
     target_embedding: builds a separate embedding of the target (two vocabularies); None: shared.
     encoder: builds the body of the source.
     decoder: builds the body of the target; its blocks need `cross`.
     head: builds the output head over the target vocabulary.
 
   Raises:
-    UserError: the encoder's output is not d_model wide, or an embedding prepends global tokens.
+    UserError: the encoder's output is not d_model wide, the embedding of the target prepends tokens, or both
+      `source_embedding` and `target_embedding` are set.
   """
 
   def __init__(
@@ -44,6 +46,7 @@ class EncoderDecoder(LogitModel):
     *,
     d_model: Size,
     embedding: Callable[..., TextEmbedding] = TokenEmbedding,
+    source_embedding: Callable[..., Embedder] | None = None,
     target_embedding: Callable[..., TextEmbedding] | None = None,
     encoder: Callable[..., Body] = Encoder,
     decoder: Callable[..., Body] = Decoder,
@@ -51,11 +54,9 @@ class EncoderDecoder(LogitModel):
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)
+    self.source_embedding = source_embedding and source_embedding(d_model, rngs=rngs)
     self.target_embedding = target_embedding and target_embedding(d_model, rngs=rngs)
-    if any(isinstance(e, GlobalTokens) for e in (self.embedding, self.target_embedding)):
-      raise UserError(
-        'EncoderDecoder does not support GlobalTokens: use LanguageModel with an Encoder'
-      )
+    self._check_embeddings()
     self.encoder = encoder(d_model, rngs=rngs)
     self.decoder = decoder(d_model, rngs=rngs)
     if self.encoder.output_dim != d_model:
@@ -69,14 +70,31 @@ class EncoderDecoder(LogitModel):
   @property
   def spec(self) -> ModelSpec:
     return ModelSpec(
-      inputs='a source and a target',
+      inputs={
+        'source': limited(self.source_embedder, self.encoder),
+        'target': limited(self.output_embedding, self.decoder),
+      },
       outputs=self.head.outputs,
       patterns=tuple(self.decoder.patterns),
-      max_length=self.decoder.max_length,
-      max_source_length=self.encoder.max_length,
-      vocab_size=self.output_embedding.vocab_size,
       num_classes=self.head.num_classes,
     )
+
+  def _check_embeddings(self) -> None:
+    if self.source_embedding is not None and self.target_embedding is not None:
+      raise UserError(
+        'EncoderDecoder.source_embedding and target_embedding are both set, so that EncoderDecoder.embedding embeds '
+        'nothing: set EncoderDecoder.embedding to that of the target, and leave out target_embedding'
+      )
+    if self.output_embedding.num_extra:
+      raise UserError(
+        f'EncoderDecoder: @{type(self.output_embedding).__name__} prepends tokens to the target, which a decoder '
+        'cannot generate: use it as EncoderDecoder.source_embedding'
+      )
+
+  @property
+  def source_embedder(self) -> Embedder:
+    """The embedder of the source."""
+    return self.embedding if self.source_embedding is None else self.source_embedding
 
   @property
   def output_embedding(self):
@@ -84,7 +102,7 @@ class EncoderDecoder(LogitModel):
 
   def hidden(
     self,
-    source: Int[Array, 'batch source'],
+    source: Shaped[Array, 'batch *source'],
     target: Int[Array, 'batch length'],
     *,
     source_tokens: Tokens | None = None,
@@ -95,10 +113,10 @@ class EncoderDecoder(LogitModel):
     """Returns hidden vectors [batch, length, d_model] of the target.
 
     Args:
-      source: token ids of the source.
+      source: token ids of the source, or other inputs of its embedder.
       target: token ids of the decoder's input, already shifted.
-      source_tokens: metadata of the source tokens; None: unpadded rows at positions 0, 1, ....
-      target_tokens: the same of the target tokens.
+      source_tokens: metadata of the source, which its embedder gets; None: unpadded rows at positions 0, 1, ....
+      target_tokens: the same of the target.
       key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
     """
@@ -110,13 +128,13 @@ class EncoderDecoder(LogitModel):
     return Output(out.x, None, encoded.aux + out.aux, recorded, out.tokens)
 
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
-    embedded, tokens = self.embedding(source, tokens)
+    embedded, tokens = self.source_embedder(source, tokens)
     encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
     return encoded, Source(encoded.x, tokens if encoded.tokens is None else encoded.tokens)
 
   def __call__(
     self,
-    source: Int[Array, 'batch source'],
+    source: Shaped[Array, 'batch *source'],
     target: Int[Array, 'batch length'],
     **settings: Any,
   ) -> Output:
@@ -129,7 +147,7 @@ class EncoderDecoder(LogitModel):
     self,
     batch: int,
     num_slots: int,
-    source: Int[Array, 'batch source'],
+    source: Shaped[Array, 'batch *source'],
     source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
   ) -> BodyCache:

@@ -1,7 +1,7 @@
 """Global tokens in front of a text (ETC: Ainslie et al. 2020, https://arxiv.org/abs/2004.08483)."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +11,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers import (
   Initializer,
-  Pattern,
+  Input,
   RowLayout,
   TextEmbedding,
   TokenEmbedding,
@@ -48,6 +48,7 @@ class GlobalTokens(nnx.Module):
   vocab_size: int
   vocab_multiple: int
   num_types: int
+  num_extra: int
 
   def __init__(
     self,
@@ -58,36 +59,24 @@ class GlobalTokens(nnx.Module):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.n = n
+    self.num_extra = n
     self.embedding = embedding(d_model, rngs=rngs)
     self.vocab_size, self.vocab_multiple = self.embedding.vocab_size, self.embedding.vocab_multiple
     self.num_types = self.embedding.num_types
     self.vectors = param(init, (n, d_model), ('extra', 'embed'), rngs, kind='vector')
 
+  @property
+  def input(self) -> Input:
+    return self.embedding.input
+
   def __call__(self, ids, tokens=None, *, types=None):
     """Returns the vectors of the global tokens and of `ids`, and their metadata, with the length n + length."""
     x, tokens = self.embedding(ids, tokens, types=types)
-    first = broadcast(self.vectors[...], (len(x), self.n, x.shape[-1]), x.dtype)
+    first = broadcast(self.vectors[...], (len(x), self.num_extra, x.shape[-1]), x.dtype)
     return jnp.concatenate([first, x], axis=1), self._extended(tokens)
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     return self.embedding.attend(x)
-
-  def check_patterns(self, patterns: Sequence[Pattern]) -> None:
-    """Raises UserError if all patterns are causal or windows, in which global tokens see few tokens.
-
-    Args:
-      patterns: the attention patterns of the layers.
-    """
-    for pattern in patterns:
-      is_local = pattern.offsets() not in (None, (None, None))
-      if not is_local and not pattern.is_causal(self.n + 2, ['global']):
-        return
-    raise UserError(
-      f'no layer lets the {self.n} tokens of GlobalTokens see and be seen by all tokens (patterns: '
-      f'{", ".join(sorted({str(pattern) for pattern in patterns}))}): use an Encoder with a pattern such as '
-      f'{patterns[0]} | Global({self.n})'
-    )
 
   def _extended(self, tokens: Tokens) -> Tokens:
     """Returns the metadata of a row with global tokens before it."""
@@ -102,9 +91,11 @@ class GlobalTokens(nnx.Module):
     length, segments = tokens.positions.shape[1], tokens.segments
     if segments is not None:
       # Rows of padding only, which fill up a batch, stay padding.
-      first = jnp.broadcast_to(segments[:, :1], (len(segments), self.n))
+      first = jnp.broadcast_to(segments[:, :1], (len(segments), self.num_extra))
       segments = jnp.concatenate([first, segments], axis=1)
-    marks = {name: jnp.pad(mark, ((0, 0), (self.n, 0))) for name, mark in tokens.marks.items()}
-    row = Tokens.row(self.n + length, segments=segments, right_padded=tokens.right_padded)
-    marks['global'] = row.positions < self.n
-    return dataclasses.replace(row, marks=marks, num_extra=self.n)
+    marks = {
+      name: jnp.pad(mark, ((0, 0), (self.num_extra, 0))) for name, mark in tokens.marks.items()
+    }
+    row = Tokens.row(self.num_extra + length, segments=segments, right_padded=tokens.right_padded)
+    marks['global'] = row.positions < self.num_extra
+    return dataclasses.replace(row, marks=marks, num_extra=self.num_extra)

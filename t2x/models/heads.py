@@ -32,7 +32,6 @@ from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import classification_sums
-from t2x.models.spec import OutputKind
 
 __all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']
 
@@ -51,7 +50,7 @@ class LogitHead(nnx.Module):
   implements = (Head,)
   chunk: Chunk = None
   axis: str | None = 'vocab'
-  outputs: frozenset[OutputKind] = frozenset({'token logits'})
+  outputs: frozenset[str] = frozenset({'token logits'})
   num_classes: int | None = None
 
   def logits(

@@ -23,7 +23,7 @@ from t2x.layers import (
 from t2x.models.cache import BodyCache
 from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
-from t2x.models.spec import ModelSpec, OutputKind
+from t2x.models.spec import ModelSpec
 
 __all__ = ['DecodingModel', 'Head', 'Model', 'Output', 'OutputHead', 'TextModel']
 
@@ -195,8 +195,8 @@ class OutputHead(Protocol):
   """Interface of the heads of text models, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
 
   @property
-  def outputs(self) -> frozenset[OutputKind]:
-    """Kinds of outputs that the head computes."""
+  def outputs(self) -> frozenset[str]:
+    """Names of the outputs that the head computes."""
     ...
 
   @property

@@ -1,7 +1,7 @@
 """Causal and masked language models: a token embedding, a body and a head."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,12 +10,19 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers import TextEmbedding, TokenEmbedding, Tokens, named_key
+from t2x.layers import (
+  Embedder,
+  Input,
+  Pattern,
+  TextEmbedding,
+  TokenEmbedding,
+  Tokens,
+  named_key,
+)
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
-from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, DecodingModel, Head, Output, OutputHead, TextModel
 from t2x.models.losses import Sums
@@ -29,6 +36,29 @@ def select(
 ) -> Float[Array, 'batch picked d_model']:
   """Returns the vectors at the positions `index` of each row."""
   return jnp.take_along_axis(x, index[:, :, None], axis=1)
+
+
+def limited(embedder: Embedder, body: Body) -> Input:
+  """Returns the input of an embedder with the maximum length that a body allows."""
+  limit = body.max_length
+  # The length of other inputs is not that of their tokens.
+  if embedder.input.kind != 'ids' or limit is None:
+    return embedder.input
+  return dataclasses.replace(embedder.input, max_length=limit - embedder.num_extra)
+
+
+def _check_extra(embedding: TextEmbedding, patterns: Sequence[Pattern]) -> None:
+  """Raises UserError if all patterns are causal or windows, in which the extra tokens of `embedding` see few tokens."""
+  num, name = embedding.num_extra, type(embedding).__name__
+  for pattern in patterns:
+    is_local = pattern.offsets() not in (None, (None, None))
+    if not is_local and not pattern.is_causal(num + 2, ['global']):
+      return
+  raise UserError(
+    f'no layer lets the {num} tokens of {name} see and be seen by all tokens (patterns: '
+    f'{", ".join(sorted({str(pattern) for pattern in patterns}))}): use an Encoder with a pattern such as '
+    f'{patterns[0]} | Global({num})'
+  )
 
 
 def with_logits(head: OutputHead) -> Head:
@@ -96,7 +126,7 @@ class LanguageModel(LogitModel):
     head: builds the output head.
 
   Raises:
-    UserError: the embedding prepends global tokens, but the body does not let them see all tokens.
+    UserError: the embedding prepends tokens, but the body does not let them see all tokens.
   """
 
   def __init__(
@@ -111,22 +141,17 @@ class LanguageModel(LogitModel):
   ):
     self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    if isinstance(self.embedding, GlobalTokens):
-      self.embedding.check_patterns(self.body.patterns)
+    if self.embedding.num_extra:
+      _check_extra(self.embedding, self.body.patterns)
     with building(vocab_multiple=self.embedding.vocab_multiple):
       self.head = head(self.body.output_dim, self.embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
-    limit = self.body.max_length
-    if limit is not None and isinstance(self.embedding, GlobalTokens):
-      limit -= self.embedding.n
     return ModelSpec(
-      inputs='a text',
+      inputs={'tokens': limited(self.embedding, self.body)},
       outputs=self.head.outputs,
       patterns=tuple(self.body.patterns),
-      max_length=limit,
-      vocab_size=self.embedding.vocab_size,
       num_classes=self.head.num_classes,
       num_types=self.embedding.num_types,
     )
@@ -145,7 +170,7 @@ class LanguageModel(LogitModel):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Returns hidden vectors [batch, length, d_model] of the last layer, without those of global tokens.
+    """Returns hidden vectors [batch, length, d_model] of the last layer, without those of tokens that the embedding prepends.
 
     Args:
       ids: token ids.
@@ -175,11 +200,11 @@ class LanguageModel(LogitModel):
     """Returns an empty cache for `num_slots` tokens of `batch` rows.
 
     Raises:
-      UserError: the embedding prepends global tokens, which see later tokens.
+      UserError: the embedding prepends tokens, which see later tokens.
     """
-    if isinstance(self.embedding, GlobalTokens):
+    if self.embedding.num_extra:
       raise UserError(
-        'a model with GlobalTokens is an encoder and cannot generate text token by token'
+        f'a model with {type(self.embedding).__name__} is an encoder and cannot generate text token by token'
       )
     return self.body.init_cache(batch, num_slots, dtype)
 

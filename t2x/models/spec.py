@@ -1,17 +1,40 @@
 """A description of a model's inputs, outputs and sizes."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Mapping
 
-from t2x.layers import Pattern
+from t2x.base.errors import UserError
+from t2x.layers import Input, InputKind, Pattern
 
-__all__ = ['Inputs', 'ModelSpec', 'OutputKind']
+__all__ = ['Inputs', 'ModelSpec']
 
-Inputs = Literal['a text', 'a source and a target', 'images']
-# Logits over the vocabulary per token, also of later tokens, over classes per row or per token; or vectors.
-OutputKind = Literal[
-  'token logits', 'further tokens', 'class logits', 'classes per token', 'vectors'
-]
+# The kinds of arrays by name.
+Inputs = Mapping[str, InputKind]
+
+# What older tasks and models wrote for their inputs.
+_PHRASES = {
+  'a text': ('tokens',),
+  'a source and a target': ('source', 'target'),
+  'images': ('image',),
+}
+
+
+def check_named(inputs: object, where: str, value: str) -> None:
+  """Raises UserError if inputs are not named, as in t2x before its named inputs.
+
+  Args:
+    inputs: the inputs.
+    where: what has them.
+    value: the value of an input, for the message; `{kind}` is replaced by its kind.
+  """
+  if not isinstance(inputs, Mapping):
+    names = _PHRASES.get(str(inputs), ('tokens',))
+    items = (
+      f"'{name}': {value.format(kind='image' if name == 'image' else 'ids')}" for name in names
+    )
+    raise UserError(
+      f'{where} = {inputs!r}: inputs are arrays by name; write {{{", ".join(items)}}}'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,24 +42,58 @@ class ModelSpec:
   """Inputs, outputs and sizes of a model.
 
   Attributes:
-    inputs: kind of the model's inputs.
-    outputs: kinds of outputs that the head computes.
+    inputs: the arrays that the model is called with, in order. Their names are those of the batch: 'tokens' of a
+      language model, 'source' and 'target' of an encoder-decoder, 'image' of an image model.
+    outputs: names of the outputs that the head computes: 'token logits' over the vocabulary, 'further tokens' (logits of
+      later tokens), 'class logits' per row,
+      'classes per token', 'vectors', or names of a user's task and head.
     patterns: attention patterns of the layers whose output the head reads.
-    max_length: maximum length of a row in tokens (of the target in an encoder-decoder); None: unlimited.
-    max_source_length: maximum length of a source in tokens; None: unlimited.
-    vocab_size: vocabulary size of the text or the target; None for images.
     num_classes: number of class logits; None without a classifier.
     num_types: number of token types (BERT's sentences A and B).
+
+  Raises:
+    UserError: the inputs are not named.
   """
 
-  inputs: Inputs
-  outputs: frozenset[OutputKind]
+  # A mapping has no hash.
+  inputs: Mapping[str, Input] = dataclasses.field(hash=False)
+  outputs: frozenset[str]
   patterns: tuple[Pattern, ...]
-  max_length: int | None = None
-  max_source_length: int | None = None
-  vocab_size: int | None = None
   num_classes: int | None = None
   num_types: int = 0
+
+  def __post_init__(self):
+    check_named(self.inputs, 'ModelSpec.inputs', "Input('{kind}')")
+
+  @property
+  def kinds(self) -> Inputs:
+    """The kind of each input."""
+    return {name: item.kind for name, item in self.inputs.items()}
+
+  @property
+  def is_encoder_decoder(self) -> bool:
+    """True if the model predicts a 'target' from a 'source'."""
+    return tuple(self.inputs) == ('source', 'target')
+
+  @property
+  def first(self) -> Input:
+    """The first input: the source of an encoder-decoder."""
+    return next(iter(self.inputs.values()))
+
+  @property
+  def last(self) -> Input:
+    """The last input: the target of an encoder-decoder."""
+    return list(self.inputs.values())[-1]
+
+  @property
+  def max_length(self) -> int | None:
+    """Maximum length of the last input in tokens; None: unlimited."""
+    return self.last.max_length
+
+  @property
+  def vocab_size(self) -> int | None:
+    """Vocabulary size of the last input; None for images."""
+    return self.last.vocab_size
 
   @property
   def reads_prefix(self) -> bool:

@@ -21,7 +21,8 @@ class VisionTransformer(nnx.Module):
 
   Args:
     d_model: width of the residual stream.
-    embedding: builds the patch embedding, with or without a class token.
+    embedding: builds the patch embedding, with or without a class token. The kind of its input is the name of the
+      model's input.
     positions: builds the position encoding of the patch grid, which is interpolated for image sizes other
       than the one trained on.
     body: builds the encoder.
@@ -54,7 +55,7 @@ class VisionTransformer(nnx.Module):
   @property
   def spec(self) -> ModelSpec:
     return ModelSpec(
-      inputs='images',
+      inputs={self.embedding.input.kind: self.embedding.input},
       outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
       patterns=tuple(self.body.patterns),
       num_classes=None if self.head is None else self.head.num_classes,

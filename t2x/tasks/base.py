@@ -17,8 +17,9 @@ from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
 from t2x.layers import NO_AUX, Aux
 from t2x.layers.marks import Marks
-from t2x.models import Inputs, Model, OutputKind
+from t2x.models import Inputs, Model
 from t2x.models.losses import Sums
+from t2x.models.spec import check_named
 
 __all__ = ['Task', 'TaskOutput']
 
@@ -71,9 +72,10 @@ class Task(abc.ABC):
   train_split: Text = 'train'
   eval_split: Text = 'validation'
 
-  # The inputs that the model must take and the outputs that the loss is computed from.
-  inputs: ClassVar[Inputs] = 'a text'
-  outputs: ClassVar[OutputKind] = 'token logits'
+  # The arrays of a batch that the model must take, in order, with their kinds, and the outputs that the loss is
+  # computed from, by the names of `ModelSpec`.
+  inputs: ClassVar[Inputs] = {'tokens': 'ids'}
+  outputs: ClassVar[str] = 'token logits'
   # A head with these outputs, for error messages.
   head: ClassVar[str] = 'TiedHead'
   # The unit of throughput: 'tokens' or 'examples'.
@@ -219,16 +221,34 @@ class Task(abc.ABC):
       model: the model's shapes.
     """
     spec = model.spec
-    if spec.inputs != self.inputs:
-      raise UserError(
-        f'{type(self).__name__} needs a model that takes {self.inputs}, but Experiment.model = '
-        f'@{type(model).__name__} takes {spec.inputs}: set another model'
-      )
+    self._check_inputs(model)
     if self.outputs not in spec.outputs:
       raise UserError(
         f'{type(self).__name__} needs {self.outputs}, but the head of @{type(model).__name__} '
         f'computes {", ".join(sorted(spec.outputs))}: bind another head, such as @{self.head}'
       )
+
+  def _check_inputs(self, model: Model) -> None:
+    """Raises UserError if the model takes other arrays than those of a batch."""
+    name, spec = type(self).__name__, model.spec
+    check_named(self.inputs, f'{name}.inputs', "'{kind}'")
+    if list(spec.kinds.items()) != list(self.inputs.items()):
+      raise UserError(
+        f'{name} needs a model that takes {_listed(self.inputs)}, but Experiment.model = '
+        f'@{type(model).__name__} takes {_listed(spec.kinds)}: set another model'
+      )
+    batch = self.spec(1)
+    for column, item in spec.inputs.items():
+      shape = batch[column].shape[1:]
+      fits = len(shape) == len(item.shape) and all(
+        size in (None, own) for own, size in zip(shape, item.shape, strict=True)
+      )
+      if not fits:
+        sizes = ', '.join('any' if size is None else str(size) for size in item.shape)
+        raise UserError(
+          f"{name} has examples with '{column}' of shape {shape}, but @{type(model).__name__} reads the shape "
+          f'({sizes}): change the settings of the task or of the embedding'
+        )
 
   def check_teacher(self, model: Any, teacher: Any) -> None:
     """Raises UserError if the teacher does not fit the task, or is missing.
@@ -333,3 +353,8 @@ class Task(abc.ABC):
       For each prompt `num_return` dicts with text, tokens, log_probs and score.
     """
     raise UserError(f'{type(self).__name__} does not generate text')
+
+
+def _listed(inputs: Inputs) -> str:
+  """Returns inputs as 'source (image) and target (ids)'."""
+  return ' and '.join(f'{name} ({kind})' for name, kind in inputs.items())

@@ -23,7 +23,7 @@ from t2x.data.batches import Transform
 from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
-from t2x.models import Inputs, OutputKind
+from t2x.models import Inputs
 from t2x.models.losses import classification_sums
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
@@ -66,8 +66,8 @@ class ImageClassification(DistillableTask):
   normalised_augmentation: Sequence[Augmentation] = ()
   mixing: Mixing | None = None
 
-  inputs: ClassVar[Inputs] = 'images'
-  outputs: ClassVar[OutputKind] = 'class logits'
+  inputs: ClassVar[Inputs] = {'image': 'image'}
+  outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})

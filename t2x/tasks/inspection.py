@@ -1,4 +1,4 @@
-"""Logits and intermediate arrays of a model for texts, token ids or images."""
+"""Logits and intermediate arrays of a model for texts, token ids or other arrays, such as images."""
 
 import dataclasses
 import functools
@@ -27,7 +27,8 @@ class Inspection:
   """Runs a model on a batch and returns its logits and intermediate arrays.
 
   Texts are strings, one row each, which are padded on the right to the longest one, or token ids int32
-  [batch, length]. Images are float32 [batch, height, width, channels], normalised as in training.
+  [batch, length]. Other inputs are arrays, such as images float32 [batch, height, width, channels], normalised as in
+  training.
 
   Attributes:
     model: the module, with its parameters.
@@ -48,7 +49,7 @@ class Inspection:
     if isinstance(texts, np.ndarray):
       return texts, np.ones_like(texts)
     spec, tokenizer = self.model.spec, self._text_tokenizer()
-    if spec.inputs == 'a source and a target':
+    if spec.is_encoder_decoder:
       rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in as_list(texts)]
     elif spec.is_causal(2):
       rows = [tokenizer.prompt(text) for text in as_list(texts)]
@@ -70,23 +71,27 @@ class Inspection:
     """Returns logits, and recorded arrays by name.
 
     Args:
-      inputs: texts, token ids or images.
+      inputs: texts, token ids or other arrays, such as images.
       targets: prefixes of the target texts or token ids for the decoder of an encoder-decoder; None: empty
         prefixes.
       record: names of the intermediate arrays to return.
     """
     spec = self.model.spec
-    if spec.inputs != 'a source and a target' and targets is not None:
-      raise UserError(f'@{type(self.model).__name__} reads {spec.inputs}: omit the targets')
-    if spec.inputs == 'images':
-      run: Any = _image_outputs
-      arrays: tuple[Any, ...] = (np.asarray(inputs, np.float32),)
-    elif spec.inputs == 'a text':
-      run, arrays = functools.partial(_text_outputs, marks=self.marks), self.encode(inputs)
-    else:
-      sources = inputs if isinstance(inputs, np.ndarray) else as_list(inputs)
-      prefixes = [''] * len(sources) if targets is None else targets
-      run, arrays = _pair_outputs, (*self.encode(sources), *self.encode_targets(prefixes))
+    if not spec.is_encoder_decoder and targets is not None:
+      raise UserError(
+        f'@{type(self.model).__name__} reads {", ".join(spec.inputs)}: omit the targets'
+      )
+    first = spec.first
+    encoded = (
+      self.encode(inputs) if first.kind == 'ids' else (np.asarray(inputs, first.dtype), None)
+    )
+    run: Any = _array_outputs
+    arrays: tuple[Any, ...] = encoded
+    if spec.is_encoder_decoder:
+      prefixes = [''] * len(encoded[0]) if targets is None else targets
+      run, arrays = _pair_outputs, (*encoded, *self.encode_targets(prefixes))
+    elif first.kind == 'ids':
+      run = functools.partial(_text_outputs, marks=self.marks)
     logits, recorded = on_devices(functools.partial(run, record=record), self.model, *arrays)
     return np.asarray(logits, np.float32), recorded
 
@@ -111,7 +116,7 @@ class Inspection:
     return layers
 
   def _side(self, recorded: Mapping[str, Any], side: str) -> Mapping[str, Any]:
-    if self.model.spec.inputs != 'a source and a target':
+    if not self.model.spec.is_encoder_decoder:
       return recorded
     start = f'{side}.'
     return {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
@@ -127,8 +132,8 @@ class Inspection:
 
 
 @functools.partial(jax.jit, static_argnames='record')
-def _image_outputs(model, images, *, record):
-  out: Output = model(images, record=record)
+def _array_outputs(model, inputs, _, *, record):
+  out: Output = model(inputs, record=record)
   return out.x, out.recorded
 
 
@@ -149,7 +154,9 @@ def _pair_outputs(model, source, source_segments, target, segments, *, record):
   out: Output = model.hidden(
     source,
     target,
-    source_tokens=Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
+    source_tokens=None
+    if source_segments is None
+    else Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
     target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
     record=record,
   )

@@ -10,6 +10,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Text
 from t2x.data.sources.subset import spread
+from t2x.models import ModelSpec
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification
@@ -31,7 +32,8 @@ class AttentionMaps(Evaluator):
   the largest probability of a map white.
 
   Attributes:
-    texts: texts to draw, for models of texts and, as sources, for encoder-decoders; images are read from the split.
+    texts: texts to draw, for models of texts and, as sources, for encoder-decoders; other inputs, such as images, are
+      read from the split.
     targets: target texts of an encoder-decoder.
     num_examples: number of images, sampled evenly from the split.
   """
@@ -48,20 +50,25 @@ class AttentionMaps(Evaluator):
   def check(self, task: Task, model: Any) -> None:
     """Raises UserError if the texts do not fit the model, or would have no effect."""
     spec = model.spec
-    if spec.inputs == 'images':
-      if self.texts or self.targets:
-        raise UserError('AttentionMaps.texts has no effect on a model of images: remove it')
+    if spec.first.kind != 'ids':
+      if self.texts:
+        raise UserError(
+          f'AttentionMaps.texts has no effect on a model of {spec.first.kind}: remove it'
+        )
+      self._check_targets(spec, self.num_examples or 0)
       return
     if not self.texts or not isinstance(task, TextTask):
       raise UserError('AttentionMaps.texts is not set: give one or several texts')
     for name, default in (('split', None), ('num_examples', 1)):
       if getattr(self, name) != default:
         raise UserError(f'AttentionMaps.{name} has no effect on a model of texts: remove it')
-    is_pair = spec.inputs == 'a source and a target'
-    if len(self.targets) != (len(self.texts) if is_pair else 0):
+    self._check_targets(spec, len(self.texts))
+
+  def _check_targets(self, spec: ModelSpec, num_inputs: int) -> None:
+    if len(self.targets) != (num_inputs if spec.is_encoder_decoder else 0):
       raise UserError(
-        'AttentionMaps.targets must have one text for each of AttentionMaps.texts if the model is an '
-        'encoder-decoder, and must be empty otherwise'
+        'AttentionMaps.targets must have one text for each of AttentionMaps.texts, or for each of its num_examples '
+        'images, if the model is an encoder-decoder, and must be empty otherwise'
       )
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
@@ -85,7 +92,8 @@ class AttentionMaps(Evaluator):
     if self.texts:
       return list(self.texts)
     rows = _rows(evaluated, self._split(evaluated.task), self.num_examples)
-    return np.stack([row['image'] for row in rows])
+    name, *_ = evaluated.task.inputs
+    return np.stack([row[name] for row in rows])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

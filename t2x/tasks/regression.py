@@ -13,7 +13,6 @@ from t2x.base.ranges import NonEmpty, Text
 from t2x.data import ScoredTexts
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
-from t2x.models import OutputKind
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.labelled import LabelledTask
@@ -42,7 +41,7 @@ class TextRegression(LabelledTask):
   fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
 
   unit: ClassVar[str] = 'examples'
-  outputs: ClassVar[OutputKind] = 'class logits'
+  outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
   best_metric: ClassVar[str] = 'pearson'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'

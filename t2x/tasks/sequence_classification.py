@@ -13,7 +13,6 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text, TunableRate
 from t2x.data import LabelledTexts
 from t2x.layers import named_key
-from t2x.models import OutputKind
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.distillation import DistillableTask
@@ -43,7 +42,7 @@ class SequenceClassification(DistillableTask, LabelTask):
   auxiliary: Auxiliary | None = None
 
   unit: ClassVar[str] = 'examples'
-  outputs: ClassVar[OutputKind] = 'class logits'
+  outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
 

@@ -19,7 +19,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Size
 from t2x.data import SpanWindows
 from t2x.layers.marks import Marks
-from t2x.models import OutputKind, TextModel
+from t2x.models import TextModel
 from t2x.models.losses import Sums, cross_entropy
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.prediction import predict
@@ -58,7 +58,7 @@ class SpanPrediction(LabelledTask):
   null_threshold: Finite | None = 0.0
   eval_batch_size: Size = 64
 
-  outputs: ClassVar[OutputKind] = 'classes per token'
+  outputs: ClassVar[str] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
   text_fields: ClassVar[tuple[str, ...]] = ('question', 'context')
 

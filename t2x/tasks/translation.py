@@ -27,7 +27,7 @@ __all__ = ['Translation']
 class SourceTargetTask(TokenTask):
   """Predicts the target of a row from its source, with an encoder-decoder."""
 
-  inputs: ClassVar[Inputs] = 'a source and a target'
+  inputs: ClassVar[Inputs] = {'source': 'ids', 'target': 'ids'}
   # Columns of each side of a row.
   columns: ClassVar[tuple[str, ...]] = ('', '_segments')
   label_smoothing: ClassVar[Tunable] = 0.0

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.data import LabelledWords
-from t2x.models import Output, OutputKind, TextModel
+from t2x.models import Output, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
 from t2x.tasks.entities import Tags, entities, num_equal
@@ -34,7 +34,7 @@ class WordClassification(LabelTask):
     labels: names of the classes, BIO tags or others.
   """
 
-  outputs: ClassVar[OutputKind] = 'classes per token'
+  outputs: ClassVar[str] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
 
   def texts_of(self, example):

@@ -308,8 +308,8 @@ def _activations(
 ) -> dict[str, np.ndarray]:
   """Returns the outputs of each layer and the logits, without dropout."""
   model = program.blueprint.model(program.groups.join(params, frozen))
-  names = {'images': 'image', 'a text': 'tokens', 'a source and a target': 'source'}
-  inputs, targets = np.asarray(batch[names[model.spec.inputs]]), batch.get('target')
+  name, *_ = model.spec.inputs
+  inputs, targets = np.asarray(batch[name]), batch.get('target')
   logits, recorded = Inspection(model, None).outputs(inputs, targets, frozenset({'hidden'}))
   activations = {}
   for side in ('', 'encoder', 'decoder'):

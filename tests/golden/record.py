@@ -133,10 +133,10 @@ def _task(model: Any) -> tasks.Task:
   source: Any = _NoSource()
   text = {'source': source, 'tokenizer': Fitted(CharacterTokenizer('abcde', 10))}
   spec = model.spec
-  if spec.inputs == 'images':
+  if 'image' in spec.inputs:
     shape = (8, 4, 3)
     return tasks.ImageClassification(source=source, image_shape=shape, num_classes=spec.num_classes)
-  if spec.inputs == 'a source and a target':
+  if spec.is_encoder_decoder:
     return tasks.Translation(**text, source_length=6, target_length=5)
   if spec.num_classes is not None:
     return tasks.SequenceClassification(**text, length=6, labels=list('abc'[: spec.num_classes]))

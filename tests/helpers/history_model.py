@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.layers import Cache
+from t2x.layers import Cache, Input
 from t2x.models import ModelSpec
 
 BUCKETS = 211
@@ -45,12 +45,9 @@ class HistoryModel:
 
   @property
   def spec(self):
+    tokens = Input(max_length=self.max_length, vocab_size=self.table.shape[1])
     return ModelSpec(
-      inputs='a text',
-      outputs=frozenset({'token logits'}),
-      patterns=self.patterns,
-      max_length=self.max_length,
-      vocab_size=self.table.shape[1],
+      inputs={'tokens': tokens}, outputs=frozenset({'token logits'}), patterns=self.patterns
     )
 
   def init_cache(self, batch, num_slots, offset=None, dtype=None):

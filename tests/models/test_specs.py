@@ -8,6 +8,7 @@ from flax import nnx
 from t2x.layers import (
   Causal,
   Full,
+  Input,
   LearnedGrid,
   LearnedPositions,
   MultiHeadAttention,
@@ -42,11 +43,9 @@ def test_a_language_model_is_causal_with_the_length_of_its_positions(make):
   layers = make.stack([make.block(), make.block(pattern=Window(3))])
   model = shapes(make.language_model(layers=layers, encoding=learned(16)))
   assert model.spec == ModelSpec(
-    inputs='a text',
+    inputs={'tokens': Input(max_length=16, vocab_size=make.vocab)},
     outputs=TOKENS,
     patterns=(Causal() & Full(), Causal() & Window(3)),
-    max_length=16,
-    vocab_size=make.vocab,
   )
   assert model.spec.is_causal(8) and isinstance(model, TextModel)
 
@@ -77,12 +76,12 @@ def test_an_encoder_decoder_has_the_vocabulary_patterns_and_length_of_its_target
     )
   )
   assert model.spec == ModelSpec(
-    inputs='a source and a target',
+    inputs={
+      'source': Input(max_length=12, vocab_size=7),
+      'target': Input(max_length=5, vocab_size=9),
+    },
     outputs=TOKENS,
     patterns=(Causal() & Full(),),
-    max_length=5,
-    max_source_length=12,
-    vocab_size=9,
   )
   assert isinstance(model, TextModel)
 
@@ -96,7 +95,7 @@ def test_an_image_model_returns_class_logits_or_vectors(make):
     body=functools.partial(Encoder, stack=make.stack()),
   )
   model = shapes(functools.partial(build, head=functools.partial(Classifier, num_classes=5)))
-  assert isinstance(model, Model) and model.spec.inputs == 'images'
+  assert isinstance(model, Model) and model.spec.kinds == {'image': 'image'}
   assert (model.spec.outputs, model.spec.num_classes) == ({'class logits'}, 5)
   bare = shapes(functools.partial(build, head=None))
   assert (bare.spec.outputs, bare.spec.num_classes) == ({'vectors'}, None)

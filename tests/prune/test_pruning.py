@@ -43,7 +43,7 @@ def model_of(file, *settings):
 
 
 def logits(model):
-  pair = (IDS, IDS[:, :5]) if model.spec.inputs == 'a source and a target' else (IDS,)
+  pair = (IDS, IDS[:, :5]) if model.spec.is_encoder_decoder else (IDS,)
   return np.asarray(jax.jit(lambda m: m(*map(jnp.asarray, pair)).x)(model))
 
 

@@ -109,10 +109,9 @@ def test_the_setting_auxiliary_has_the_name_lm():
 class Outputs:
   def __init__(self, *outputs, pattern=Causal()):
     self.spec = ModelSpec(
-      inputs='a text',
+      inputs={'tokens': Input(vocab_size=512)},
       outputs=frozenset(outputs),
       patterns=(pattern,),
-      vocab_size=512,
       num_classes=2,
     )
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import WithLogits, spec
+from fake_models import ONE, WithLogits, spec
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -37,7 +37,7 @@ class Told(WithLogits, nnx.Module):
   def __init__(self, logits, pattern=Full(), outputs='class logits'):
     self.head = nnx.static(Head(logits))
     facts = {'vocab_size': 512, 'num_classes': len(logits[0])}
-    self.spec = nnx.static(spec('a text', outputs, [pattern], **facts))
+    self.spec = nnx.static(spec(ONE, outputs, [pattern], **facts))
 
   def hidden(self, ids, **known):
     return Output(jax.nn.one_hot(ids, 64))

@@ -200,7 +200,7 @@ def test_the_gradient_is_that_of_both_losses(task):
 def test_a_head_without_two_classes_is_refused(task):
   class Model:
     spec = ModelSpec(
-      inputs='a text', outputs=frozenset({'token logits'}), patterns=(), vocab_size=512
+      inputs={'tokens': Input(vocab_size=512)}, outputs=frozenset({'token logits'}), patterns=()
     )
 
   with pytest.raises(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import WithLogits, spec
+from fake_models import ONE, WithLogits, spec
 from flax import nnx
 from loss_terms import assert_close, gradient
 
@@ -46,7 +46,7 @@ class Mean(WithLogits, nnx.Module):
 
   def __init__(self):
     self.table = param(normal(1.0), (512, 1), ('vocab', 'embed'), nnx.Rngs(0), kind='table')
-    self.spec = nnx.static(spec('a text', 'class logits', num_classes=1, vocab_size=512))
+    self.spec = nnx.static(spec(ONE, 'class logits', num_classes=1, vocab_size=512))
 
   @property
   def head(self):
@@ -155,6 +155,6 @@ def test_a_number_that_is_missing_or_not_finite_is_an_error(task):
 
 def test_a_head_with_several_logits_is_refused(task):
   model = Mean()
-  model.spec = nnx.static(spec('a text', 'class logits', num_classes=2, vocab_size=512))
+  model.spec = nnx.static(spec(ONE, 'class logits', num_classes=2, vocab_size=512))
   with pytest.raises(UserError, match='has 2 classes, but TextRegression needs 1'):
     task.check_model(model)

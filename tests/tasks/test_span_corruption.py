@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import WithLogits, spec
+from fake_models import PAIR, WithLogits, spec
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, Bytes, InOrder, SampledPieces, SentencePiece, TextFiles
@@ -20,7 +20,7 @@ class Model(WithLogits):
   """Keeps what it reads; every token is as likely."""
 
   def __init__(self, vocab_size=361):
-    self.spec = spec('a source and a target', patterns=[Causal()], vocab_size=vocab_size)
+    self.spec = spec(PAIR, patterns=[Causal()], vocab_size=vocab_size)
 
   def hidden(self, source, target, *, source_tokens, target_tokens, key):
     self.read = source, target, source_tokens, target_tokens

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import WithLogits, spec
+from fake_models import IMAGE, ONE, PAIR, WithLogits, spec
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -29,7 +29,7 @@ TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
 class Uniform(WithLogits, nnx.Module):
   """Gives every token the same probability."""
 
-  def __init__(self, inputs='a text', patterns=(), outputs='token logits'):
+  def __init__(self, inputs=ONE, patterns=(), outputs='token logits'):
     self.spec = nnx.static(spec(inputs, outputs, patterns, vocab_size=512))
 
   def hidden(self, *ids, **known):
@@ -83,18 +83,18 @@ def test_a_decoder_of_a_task_that_is_not_causal_may_see_everything():
 @pytest.mark.parametrize(
   ('task', 'inputs'),
   [
-    (CausalLM(**TEXT, length=8), 'a source and a target'),
-    (MaskedLM(**TEXT, length=16), 'images'),
-    (Translation(**PAIRS, source_length=8, target_length=8), 'a text'),
-    (SpanCorruption(**TEXT, source_length=40), 'a text'),
-    (ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10), 'a text'),
+    (CausalLM(**TEXT, length=8), PAIR),
+    (MaskedLM(**TEXT, length=16), IMAGE),
+    (Translation(**PAIRS, source_length=8, target_length=8), ONE),
+    (SpanCorruption(**TEXT, source_length=40), ONE),
+    (ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10), ONE),
   ],
 )
 def test_a_model_of_other_inputs_is_refused(task, inputs):
-  name = type(task).__name__
+  name, first, other = type(task).__name__, next(iter(task.inputs)), next(iter(inputs))
   with pytest.raises(
     UserError,
-    match=f'{name} needs a model that takes {task.inputs}, but .* @Uniform takes {inputs}:',
+    match=rf'{name} needs a model that takes {first} \(.*, but .* @Uniform takes {other} \(.*:',
   ):
     task.check_model(Uniform(inputs))
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import WithLogits, spec
+from fake_models import ONE, WithLogits, spec
 from flax import nnx
 
 from t2x.data import Bytes, TextFiles
@@ -18,7 +18,7 @@ class ById(WithLogits, nnx.Module):
   """Predicts label i for token id i."""
 
   def __init__(self):
-    self.spec = nnx.static(spec('a text', 'class logits', num_classes=len(LABELS)))
+    self.spec = nnx.static(spec(ONE, 'class logits', num_classes=len(LABELS)))
 
   def hidden(self, ids, **arguments):
     return Output(jax.nn.one_hot(ids, len(LABELS)))

@@ -6,7 +6,6 @@ Each embedding maps inputs and per-token metadata to vectors and their metadata.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,58 +16,13 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
+from t2x.layers.embeddings.inputs import Embedder, Input, TextEmbedding
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
 from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed, on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
 from t2x.layers.tokens import Tokens
 
-__all__ = ['Embedder', 'FactorisedEmbedding', 'PatchEmbedding', 'TextEmbedding', 'TokenEmbedding']
-
-
-@runtime_checkable
-class Embedder(Protocol):
-  """Interface of modules that embed inputs (token ids, pixels, ...) as vectors with token metadata.
-
-  The length, coordinates and grid may change. Segments and marks of the inputs do not; tokens that are added before
-  them (`Tokens.num_extra`) have their own.
-  """
-
-  def __call__(
-    self, inputs: Array, /, tokens: Tokens | None = None
-  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors and their metadata; without `tokens`, rows are unpadded."""
-    ...
-
-
-@runtime_checkable
-class TextEmbedding(Embedder, Protocol):
-  """Interface of token embeddings, whose table also computes logits.
-
-  Attributes:
-    vocab_size: number of tokens.
-    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of,
-      those of the head included; 1: none are padded.
-    num_types: number of token types; 0: no types.
-  """
-
-  vocab_size: int
-  vocab_multiple: int
-  num_types: int
-
-  def __call__(
-    self,
-    inputs: Array,
-    /,
-    tokens: Tokens | None = None,
-    *,
-    types: Int[Array, 'batch length'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors, plus those of `types`, and their metadata; see `Embedder`."""
-    ...
-
-  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Returns the products of `x` and the table without its padding: logits."""
-    ...
+__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding']
 
 
 class TokenEmbedding(nnx.Module):
@@ -89,6 +43,7 @@ class TokenEmbedding(nnx.Module):
   implements = (TextEmbedding,)
   # Logical axis of the columns of the tables.
   axis = 'embed'
+  num_extra = 0
 
   def __init__(
     self,
@@ -110,6 +65,10 @@ class TokenEmbedding(nnx.Module):
 
     self.table = table(round_up(self.vocab_size, vocab_multiple), 'vocab')
     self.types = table(num_types, 'types') if num_types else None
+
+  @property
+  def input(self) -> Input:
+    return Input(vocab_size=self.vocab_size)
 
   def __call__(
     self,
@@ -208,6 +167,8 @@ class PatchEmbedding(nnx.Module):
   """
 
   implements = (Embedder,)
+  input: Input
+  num_extra: int
 
   def __init__(
     self,
@@ -221,6 +182,8 @@ class PatchEmbedding(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.patch_size = patch_size
+    self.input = Input('image', (None, None, channels), 'float32')
+    self.num_extra = int(class_token)
     self.projection = Linear(
       (patch_size, patch_size, channels),
       (d_model,),
@@ -271,8 +234,7 @@ class PatchEmbedding(nnx.Module):
         f'metadata of {tokens.positions.shape[1]} tokens for an image of {x.shape[1]} tokens '
         f'({rows} x {columns} patches): pass metadata for each token of the image'
       )
-    num_extra = 0 if self.class_token is None else 1
-    return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=num_extra)
+    return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=self.num_extra)
 
 
 def round_up(size: int, multiple: int) -> int:

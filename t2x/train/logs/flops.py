@@ -52,13 +52,20 @@ class Flops:
 def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
   """Returns the tokens per row by top-level part, source first; '' is all parts of a one-sided model."""
   spec = task.spec(1)
-  if task.inputs == 'a source and a target':
-    return {'encoder': spec['source'].shape[1], 'decoder': spec['target'].shape[1]}
-  if task.inputs == 'images':
-    embedded, _ = jax.eval_shape(lambda model, x: model.embedding(x), model, spec['image'])
-    return {'': embedded.shape[1]}
+  if 'target' in task.inputs:
+    encoder = _num_embedded(model, 'source_embedder', spec['source'])
+    return {'encoder': encoder, 'decoder': spec['target'].shape[1]}
+  (name, kind), *_ = task.inputs.items()
+  if kind != 'ids':
+    return {'': _num_embedded(model, 'embedding', spec[name])}
   rows = [field.shape[1] for field in spec.values() if len(field.shape) == 2]
   return {'': max(rows, default=1)}
+
+
+def _num_embedded(model: nnx.Module, part: str, inputs: jax.ShapeDtypeStruct) -> int:
+  """Returns the number of tokens of a row that an embedder returns."""
+  embedded, _ = jax.eval_shape(lambda model, x: getattr(model, part)(x), model, inputs)
+  return embedded.shape[1]
 
 
 def flops_per_token(task: Task, model: nnx.Module) -> Flops:
