@@ -20,6 +20,7 @@ from t2x.data.random_erasing import *
 from t2x.data.resegmenting import *
 from t2x.data.samples.babel_dates import *
 from t2x.data.samples.brown import *
+from t2x.data.samples.digit_rows import *
 from t2x.data.samples.digits import *
 from t2x.data.samples.factbook import *
 from t2x.data.samples.fashion_mnist import *

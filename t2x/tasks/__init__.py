@@ -2,6 +2,7 @@
 
 from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *
+from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *

@@ -15,12 +15,13 @@ from t2x.base.ranges import Count, Natural, Size, Text
 from t2x.data.sources.subset import Spread, spread
 from t2x.decode import Strategy
 from t2x.tasks.base import Task
+from t2x.tasks.captions import Captions
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.prediction import Watched, in_batches, predict
 from t2x.tasks.prefix_lm import PrefixLM
 from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
-from t2x.tasks.translation import PairTask, Translation
+from t2x.tasks.translation import TargetText, Translation
 
 __all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
 
@@ -215,12 +216,12 @@ class Translations(TaskEvaluator):
   strategy: Strategy | None = None
   batch_size: Size = 64
 
-  kinds: ClassVar[tuple[type[Task], ...]] = (Translation, PrefixLM)
+  kinds: ClassVar[tuple[type[Task], ...]] = (Translation, PrefixLM, Captions)
 
   def check(self, task, model):
     """Also raises UserError if the language is unknown or the model cannot translate the longest source."""
     super().check(task, model)
-    assert isinstance(task, PairTask)
+    assert isinstance(task, TargetText)
     self._bleu()
     task.check_generate(model, self.strategy or task.strategy, self.batch_size)
 
@@ -235,7 +236,7 @@ class Translations(TaskEvaluator):
   def __call__(self, evaluated):
     """Translates the examples of the split and returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, PairTask)
+    assert isinstance(task, TargetText)
     examples, model = self._examples(task), evaluated.model()
 
     def translated(pairs):
@@ -256,7 +257,7 @@ class Translations(TaskEvaluator):
     pairs, answers = zip(*results, strict=True)
     return self._score(pairs, [answer[0]['text'] for answer in answers])
 
-  def _score(self, pairs: Sequence[Mapping[str, str]], outputs: Sequence[str]) -> Evaluation:
+  def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
     import sacrebleu
 
     bleu, chrf = self._bleu(), sacrebleu.CHRF()
@@ -271,7 +272,7 @@ class Translations(TaskEvaluator):
       'exact_match': float(np.mean(exact)),
     }
     samples = [
-      {'source': pair['source'], 'target': pair['target'], 'output': output}
+      {**_texts(pair), 'output': output}
       for pair, output in list(zip(pairs, outputs, strict=True))[:_NUM_SAMPLES]
     ]
     return Evaluation(metrics, samples, examples={'exact_match': exact})
@@ -304,3 +305,8 @@ class Answers(TaskEvaluator):
       for i, (answer, gold) in zip(indices[:_NUM_SAMPLES], pairs, strict=False)
     ]
     return Evaluation(metrics, samples, examples=scores)
+
+
+def _texts(pair: Mapping[str, Any]) -> dict[str, str]:
+  """Returns source and target of an example; sources that are no text are left out."""
+  return {name: pair[name] for name in ('source', 'target') if isinstance(pair[name], str)}

@@ -38,8 +38,8 @@ class SourceTargetTask(TokenTask):
     """Tokens of 'source' and 'target'."""
 
   @abc.abstractmethod
-  def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens:
-    """Returns the metadata of the tokens of 'source' or 'target'."""
+  def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens | None:
+    """Returns the metadata of the tokens of 'source' or 'target'; None: unpadded rows."""
 
   def spec(self, batch_size):
     """Returns the columns of both sides: int32 [batch, source_length or target_length]."""
@@ -70,9 +70,71 @@ class SourceTargetTask(TokenTask):
     sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
     return self.with_auxiliaries(sums, model, out, batch, key)
 
+  def generated(
+    self, model: Any, source: np.ndarray, tokens: Tokens | None, seed: int, **settings: Any
+  ) -> Generated:
+    """Generates the target of each source.
+
+    Args:
+      model: the model with its parameters.
+      source: the sources, [batch, ...].
+      tokens: their metadata; None: unpadded rows.
+      seed: random seed of sampling.
+      **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
+    """
+    tokenizer = self.fitted
+    start = np.array([[tokenizer.start_id, *tokenizer.before]] * len(source), np.int32)
+    return generate(
+      model,
+      start,
+      np.full(len(source), start.shape[1], np.int32),
+      eos_id=tokenizer.eos_id,
+      pad_id=tokenizer.pad_id,
+      key=jax.random.key(seed),
+      source=source,
+      source_tokens=tokens,
+      **settings,
+    )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PairTask(TokenTask):
+class TargetText(TokenTask):
+  """Predicts the `target` text of an example from its `source`.
+
+  Attributes:
+    target_length: maximum number of target tokens, including eos.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    strategy: decoding strategy of `generate` if the caller sets none.
+  """
+
+  target_length: Size
+  label_smoothing: TunableRate = 0.1
+  strategy: Strategy = Beam(width=4)
+
+  answers_prompts: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
+
+  @property
+  def default_strategy(self):
+    return self.strategy
+
+  def answers(self, generated: Generated) -> list[list[dict[str, Any]]]:
+    """Returns the sequences of each source as dicts with text, tokens, log_probs and score."""
+    return answers(generated, self.fitted)
+
+  @abc.abstractmethod
+  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+    """Raises UserError if the model cannot generate for a batch of sources of the maximum length.
+
+    Args:
+      model: the model's shapes.
+      strategy: decoding strategy.
+      batch_size: sources per batch.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairTask(TargetText):
   """Predicts the `target` text of an example from its `source` text.
 
   Attributes:
@@ -84,17 +146,8 @@ class PairTask(TokenTask):
   """
 
   source_length: Size
-  target_length: Size
-  label_smoothing: TunableRate = 0.1
-  strategy: Strategy = Beam(width=4)
 
-  answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
-  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
-
-  @property
-  def default_strategy(self):
-    return self.strategy
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Generates the target of each source."""
@@ -110,7 +163,7 @@ class PairTask(TokenTask):
       max_new_tokens=max_new_tokens,
       num_return=num_return,
     )
-    return answers(generated, tokenizer)
+    return self.answers(generated)
 
   @abc.abstractmethod
   def _generate(
@@ -118,14 +171,7 @@ class PairTask(TokenTask):
   ) -> Generated:
     """Generates the targets of sources, given as token ids with eos."""
 
-  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
-    """Raises UserError if the model cannot generate for a batch of sources of the maximum length.
-
-    Args:
-      model: the model's shapes.
-      strategy: decoding strategy.
-      batch_size: sources per batch.
-    """
+  def check_generate(self, model, strategy, batch_size):
     sources = [[self.fitted.eos_id] * self.source_length] * batch_size
     check_shapes(
       lambda m: self._generate(m, sources, strategy=strategy, max_new_tokens=self.target_length),
@@ -204,16 +250,6 @@ class Translation(PairTask, SourceTargetTask):
   def _generate(self, model, sources, seed=0, **settings) -> Generated:
     tokenizer = self.fitted
     ids, lengths = pad_prompts(sources, tokenizer.pad_id, longest=self.source_length)
-    segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
-    start = np.array([[tokenizer.start_id, *tokenizer.before]] * len(sources), np.int32)
-    return generate(
-      model,
-      start,
-      np.full(len(sources), start.shape[1], np.int32),
-      eos_id=tokenizer.eos_id,
-      pad_id=tokenizer.pad_id,
-      key=jax.random.key(seed),
-      source=ids,
-      source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments), right_padded=True),
-      **settings,
-    )
+    segments = jnp.asarray(np.arange(ids.shape[1])[None] < lengths[:, None], jnp.int32)
+    tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True)
+    return self.generated(model, ids, tokens, seed, **settings)

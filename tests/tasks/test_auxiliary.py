@@ -11,7 +11,7 @@ from loss_terms import TASKS, TEXT, assert_close, batch_of, gradient, model_of
 
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
-from t2x.layers import Aux, Causal, Full, named_key
+from t2x.layers import Aux, Causal, Full, Input, named_key
 from t2x.models import ModelSpec
 from t2x.tasks import (
   Auxiliary,

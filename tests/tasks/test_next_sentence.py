@@ -13,6 +13,7 @@ from loss_terms import Bag, gradient
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, PairSentences, SentenceRows, Source, evaluation_batches
+from t2x.layers import Input
 from t2x.models import ModelSpec
 from t2x.tasks import MaskedPairs, Mixture, NextSentence
 

@@ -1,0 +1,185 @@
+"""Texts that describe images and other sources: captioning, reading of text in images, recognition."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Finite, Natural, Positive, Size
+from t2x.data import Tokenizer
+from t2x.data.images import normalise, random_crop
+from t2x.data.sources.image_folder import decode_image
+from t2x.layers import InputKind, Tokens
+from t2x.tasks.text import check_shapes
+from t2x.tasks.translation import SourceTargetTask, TargetText
+
+__all__ = ['Captions', 'ImageModality', 'Modality']
+
+
+class Modality(abc.ABC):
+  """Prepares sources of one kind; a frozen dataclass, equal if its settings are equal."""
+
+  kind: ClassVar[InputKind]
+
+  @abc.abstractmethod
+  def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the columns: 'source', and others whose names begin with 'source_'."""
+
+  @abc.abstractmethod
+  def prepare(self, source: Any, random: np.random.Generator | None) -> dict[str, np.ndarray]:
+    """Returns the columns of a source; with `random`, which draws its augmentation, for training."""
+
+  @abc.abstractmethod
+  def tokens(self, batch: Mapping[str, Any]) -> Tokens | None:
+    """Returns the metadata of a batch of sources; None without padding."""
+
+  @abc.abstractmethod
+  def read(self, path: Path) -> Any:
+    """Returns the source in a file. Raises OSError or UserError."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageModality(Modality):
+  """Images of one shape, normalised.
+
+  Attributes:
+    shape: height, width and channels.
+    mean: subtracted from the pixels, which are scaled to 0..1.
+    std: divisor of the centred pixels.
+    crop_padding: padding in pixels on each side before a random crop, in training only; 0: no crops.
+  """
+
+  shape: tuple[Size, Size, Size]
+  mean: Finite = 0.5
+  std: Positive = 0.5
+  crop_padding: Natural = 0
+
+  kind: ClassVar[InputKind] = 'image'
+
+  def spec(self, batch_size):
+    return {'source': jax.ShapeDtypeStruct((batch_size, *self.shape), jnp.float32)}
+
+  def prepare(self, source, random):
+    image = np.asarray(source)
+    if image.shape != self.shape:
+      raise UserError(
+        f'an image is {image.shape}, but ImageModality.shape = {self.shape}: resize it'
+      )
+    if random is not None and self.crop_padding:
+      image = random_crop(image, self.crop_padding, random)
+    return {'source': normalise(image, self.mean, self.std)}
+
+  def tokens(self, batch):
+    return None
+
+  def read(self, path):
+    return decode_image(path.read_bytes(), self.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareCaption:
+  """Prepares a source and tokenises its target."""
+
+  modality: Modality
+  tokenizer: Tokenizer
+  length: int
+  train: bool
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Returns the columns of the source, and `target` and `target_segments` int32 [length]."""
+    tokenizer = self.tokenizer
+    ids = [*tokenizer.target.encode(row['target']), tokenizer.eos_id]
+    if len(ids) > self.length:
+      raise UserError(
+        f'a target has {len(ids)} tokens, but Captions.target_length = {self.length}: raise it'
+      )
+    target = np.full(self.length, tokenizer.pad_id, np.int32)
+    target[: len(ids)] = ids
+    segments = (np.arange(self.length) < len(ids)).astype(np.int32)
+    columns = self.modality.prepare(row['source'], rng if self.train else None)
+    return {**columns, 'target': target, 'target_segments': segments}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Captions(TargetText, SourceTargetTask):
+  """Predicts the `target` text of an example from its `source`, such as an image; each row is one example.
+
+  Prompts of `generate` are paths of files, or sources as in the examples.
+
+  Attributes:
+    modality: prepares sources, and sets which kind of input the model reads.
+    target_length: maximum number of target tokens, including eos.
+  """
+
+  modality: Modality
+
+  text_fields: ClassVar[tuple[str, ...]] = ('target',)
+
+  def __post_init__(self):
+    object.__setattr__(self, 'inputs', {'source': self.modality.kind, 'target': 'ids'})
+
+  @property
+  def plan(self):
+    """None: sources are prepared when they are read."""
+
+  @property
+  def lengths(self):
+    return {'target': self.target_length}
+
+  def rows(self, split):
+    self.check_split(split)
+    return self.source.load(split)
+
+  def transform(self, *, train):
+    return PrepareCaption(self.modality, self.fitted, self.target_length, train)
+
+  def spec(self, batch_size):
+    """Returns the columns of the modality and of the target: int32 [batch, target_length]."""
+    return self.modality.spec(batch_size) | super().spec(batch_size)
+
+  def side(self, batch, name):
+    if name == 'source':
+      return self.modality.tokens(batch)
+    return Tokens.row(self.target_length, segments=batch['target_segments'], right_padded=True)
+
+  def check_prompt(self, prompt):
+    """Raises UserError if a prompt is no file of a source."""
+    self._read(prompt)
+
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Generates the target of each source.
+
+    Args:
+      model: the model with its parameters.
+      prompts: paths of files, or sources.
+      strategy: decoding strategy.
+      max_new_tokens: maximum number of tokens.
+      num_return: targets per source.
+      seed: random seed of sampling.
+    """
+    sources = [self._read(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    prepared = [self.modality.prepare(source, None) for source in sources]
+    columns = {name: np.stack([row[name] for row in prepared]) for name in prepared[0]}
+    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
+    return self.answers(self._generate(model, columns, seed, **settings))
+
+  def check_generate(self, model, strategy, batch_size):
+    columns = {name: np.zeros(s.shape, s.dtype) for name, s in self.spec(batch_size).items()}
+    settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
+    check_shapes(lambda m: self._generate(m, columns, **settings), model)
+
+  def _generate(self, model, columns, seed=0, **settings):
+    source, tokens = columns['source'], self.modality.tokens(columns)
+    return self.generated(model, source, tokens, seed, **settings)
+
+  def _read(self, path: str) -> Any:
+    try:
+      return self.modality.read(Path(path))
+    except OSError as error:
+      raise UserError(f'{path} cannot be read: {error.strerror}') from error
