@@ -82,12 +82,21 @@ class ImageModality(Modality):
     return decode_image(path.read_bytes(), self.shape[-1])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareCaption:
-  """Prepares a source and tokenises its target."""
+  """Prepares a source and tokenises its target.
+
+  Attributes:
+    modality: prepares the source.
+    tokenizer: encodes the target.
+    fingerprint: that of the tokenizer, for the fingerprint of the rows.
+    length: tokens of the target.
+    train: whether the source is augmented.
+  """
 
   modality: Modality
-  tokenizer: Tokenizer
+  tokenizer: Tokenizer = dataclasses.field(repr=False)
+  fingerprint: str
   length: int
   train: bool
 
@@ -137,7 +146,13 @@ class Captions(TargetText, SourceTargetTask):
     return self.source.load(split)
 
   def transform(self, *, train):
-    return PrepareCaption(self.modality, self.fitted, self.target_length, train)
+    return PrepareCaption(
+      modality=self.modality,
+      tokenizer=self.fitted,
+      fingerprint=self.fitted.fingerprint,
+      length=self.target_length,
+      train=train,
+    )
 
   def spec(self, batch_size):
     """Returns the columns of the modality and of the target: int32 [batch, target_length]."""

@@ -67,6 +67,19 @@ class Wrong(HeadOutputs):
     return y
 """
 
+EMBEDDER = """
+from flax import nnx
+from t2x.layers import Tokens
+
+
+class OlderPatches(nnx.Module):
+  def __init__(self, d_model, *, rngs):
+    pass
+
+  def __call__(self, images, tokens=None):
+    return images.reshape(len(images), 4, -1), Tokens.row(4)
+"""
+
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
@@ -144,3 +157,11 @@ def test_an_adapted_class_keeps_its_name_and_its_base_class(attend):
   assert type(part.scores).__name__ == 'Scores'
   other = read_config(['part.gin'], root='@MultiHeadAttention').build()(8, rngs=nnx.Rngs(0))
   assert type(other.scores) is type(part.scores)
+
+
+def test_an_older_embedder_is_refused_with_what_it_lacks(tmp_path):
+  (tmp_path / 'older_embedders.py').write_text(EMBEDDER)
+  text = "import older_embedders\ninclude 'configs/models/small_vit.gin'\n"
+  (tmp_path / 'own.gin').write_text(f'{text}VisionTransformer.embedding = @OlderPatches\n')
+  with pytest.raises(UserError, match='OlderPatches has no input and num_extra'):
+    read_config([tmp_path / 'own.gin'])

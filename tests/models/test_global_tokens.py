@@ -34,7 +34,6 @@ from t2x.models import (
   Block,
   Decoder,
   Encoder,
-  EncoderDecoder,
   GlobalTokens,
   LanguageModel,
   LMHead,
@@ -219,12 +218,6 @@ def test_full_attention_is_allowed():
 def test_generation_is_refused():
   with pytest.raises(UserError, match='cannot generate text'):
     build().init_cache(1, 8)
-
-
-def test_an_encoder_decoder_is_refused():
-  text = part(GlobalTokens, n=2, embedding=part(TokenEmbedding, vocab_size=VOCAB))
-  with pytest.raises(UserError, match='EncoderDecoder does not support GlobalTokens'):
-    EncoderDecoder(d_model=WIDTH, embedding=text, rngs=nnx.Rngs(0))
 
 
 def test_the_bias_without_global_tokens_is_refused():

@@ -78,7 +78,8 @@ def test_the_language_decides_how_bleu_splits_words(generated):
 def test_an_evaluator_of_another_task_is_refused():
   causal = CausalLM(source=Pairs(), tokenizer=Bytes(), length=8)
   with pytest.raises(
-    UserError, match='Translations evaluates @Translation and @PrefixLM, not @CausalLM'
+    UserError,
+    match='Translations evaluates @Translation and @PrefixLM and @Captions, not @CausalLM',
   ):
     Translations().check(causal, None)
   with pytest.raises(UserError, match='Answers evaluates @SpanPrediction, not @CausalLM'):

@@ -16,9 +16,10 @@ from t2x.base.terminal import console
 
 __all__ = ['Example', 'Source', 'label_values']
 
-# Text: `text`, or `source` and `target`: str. Images: `image`: uint8 [height, width, channels] and
-# `label`: int. Labelled text: `text` and `label`: str; `words` and `labels`: lists of str;
-# `question` and `context`: str, with `answers` (list of str) and `starts` (their offsets).
+# Text: `text`, or `source` and `target`: str. Captions: `source`: uint8 [height, width, channels] and
+# `target`: str. Images: `image`: uint8 [height, width, channels] and `label`: int. Labelled text: `text`
+# and `label`: str; `words` and `labels`: lists of str; `question` and `context`: str, with `answers` (list
+# of str) and `starts` (their offsets).
 Example = dict[str, Any]
 
 
