@@ -159,9 +159,11 @@ def test_an_adapted_class_keeps_its_name_and_its_base_class(attend):
   assert type(other.scores) is type(part.scores)
 
 
-def test_an_older_embedder_is_refused_with_what_it_lacks(tmp_path):
-  (tmp_path / 'older_embedders.py').write_text(EMBEDDER)
-  text = "import older_embedders\ninclude 'configs/models/small_vit.gin'\n"
-  (tmp_path / 'own.gin').write_text(f'{text}VisionTransformer.embedding = @OlderPatches\n')
+def test_an_older_embedder_is_refused_with_what_it_lacks(tmp_path, monkeypatch):
+  config = Path('configs/models/small_vit.gin').resolve()
+  monkeypatch.chdir(tmp_path)
+  Path('older_embedders.py').write_text(EMBEDDER)
+  text = f"import older_embedders\ninclude '{config}'\n"
+  Path('own.gin').write_text(f'{text}VisionTransformer.embedding = @OlderPatches\n')
   with pytest.raises(UserError, match='OlderPatches has no input and num_extra'):
-    read_config([tmp_path / 'own.gin'])
+    read_config(['own.gin'])
