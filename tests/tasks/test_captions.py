@@ -151,6 +151,7 @@ def evaluated(captions, model):
     model=lambda: model,
     rows=captions.rows,
     evaluation=lambda *_: None,
+    batch_size=2,
   )
 
 
