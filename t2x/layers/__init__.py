@@ -4,6 +4,7 @@ A config can name what it exports. The package does not depend on tasks, data, m
 """
 
 from t2x.layers.attention.cache import *
+from t2x.layers.attention.from_source import *
 from t2x.layers.attention.head_outputs import *
 from t2x.layers.attention.kernels.auto import *
 from t2x.layers.attention.kernels.base import *

@@ -6,13 +6,14 @@ Unless documented otherwise a part is built as `Part(d_model, *, settings, rngs)
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.base.errors import UserError
 from t2x.base.widened import widened
 from t2x.layers.attention.kernels.base import DotProduct, Logits
 from t2x.layers.caches import Cache, Slots
@@ -25,7 +26,6 @@ __all__ = [
   'Aux',
   'BranchWiring',
   'Call',
-  'CrossSublayer',
   'ExtrasSublayer',
   'Merge',
   'Norm',
@@ -65,18 +65,51 @@ def _add(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
   return {**a, **b, **both}
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['x', 'tokens', 'encoding', 'inputs'],
+  meta_fields=['pattern'],
+)
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Sequence that cross-attention reads.
+  """Sequence that sublayers with 'source' in `reads` attend to, and what relates their queries to it.
 
   Attributes:
     x: vectors of its tokens; None if the caches hold everything computed from them.
     tokens: metadata of its tokens.
+    encoding: position encoding of pairs of a query and a token of the source; None: none. Its hook `address` adds
+      positions to the input of the keys; queries then get those of `Call.encoding`.
+    inputs: vectors of the tokens before the encoder, with their positions; None if `x` is.
+    pattern: which tokens of the source each query may see.
   """
 
   x: Float[Array, 'batch source d_model'] | None
   tokens: Tokens
+  encoding: PositionEncoding | None = None
+  inputs: Float[Array, 'batch source d_model'] | None = None
+  pattern: Pattern = Full()
+
+  def without_vectors(self) -> 'Source':
+    """Returns the source of calls whose caches hold everything computed from its vectors."""
+    return dataclasses.replace(self, x=None, inputs=None)
+
+  def inputs_for(self, part: Any) -> Float[Array, 'batch source d_model']:
+    """Returns `inputs` for a part that reads a vector of them for each vector of `x`.
+
+    Raises:
+      UserError: there are none, or their shape is not that of `x`.
+    """
+    name = type(part).__name__
+    if self.inputs is None or self.x is None:
+      raise UserError(
+        f'{name} reads the inputs of the encoder, but Source.inputs is not set: use an EncoderDecoder'
+      )
+    if self.inputs.shape != self.x.shape:
+      raise UserError(
+        f'{name} adds the inputs of the encoder {list(self.inputs.shape)} to its outputs {list(self.x.shape)}: '
+        'use an encoder that keeps the number of tokens and the width'
+      )
+    return self.inputs
 
 
 @functools.partial(
@@ -101,9 +134,9 @@ class Call:
 
   Attributes:
     tokens: metadata of the tokens of x.
-    pattern: attention pattern: which keys each query may see.
-    encoding: position encoding of the layers; None: no positions in the layers.
-    source: sequence that cross-attention reads; None for other sublayers.
+    pattern: attention pattern of the tokens of x: which keys each query may see.
+    encoding: position encoding of the tokens of x in the layers; None: no positions in the layers.
+    source: sequence that the sublayer reads; None for sublayers without 'source' in `reads`.
     slots: slots of the tokens in the key/value caches; None without a cache.
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
@@ -154,6 +187,17 @@ class Result:
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def _with_source(init_cache: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the method of a part with `source_cache(source)`, if it reads one, beside `init_cache` without a source."""
+
+  def of_source(self, batch, num_slots, dtype, source=None):
+    return (
+      init_cache(self, batch, num_slots, dtype) if source is None else self.source_cache(source)
+    )
+
+  return of_source
+
+
 @runtime_checkable
 class Sublayer(Protocol):
   """Sublayer of a block: a token mixer, cross-attention or a feed-forward layer.
@@ -163,8 +207,12 @@ class Sublayer(Protocol):
 
   @property
   def reads(self) -> frozenset[str]:
-    """Fields of `Call` that it depends on: 'pattern', 'encoding', 'source', 'extras' (for an
-    `ExtrasSublayer`), and 'record.NAME' for each array that it can record."""
+    """Fields of `Call` that it depends on: 'pattern', 'encoding' ('encoding.HOOK' for a single hook), 'source',
+    'extras' (for an `ExtrasSublayer`), and 'record.NAME' for each array that it can record.
+
+    A sublayer that names 'source' needs one in each call: whether attention does is decided when it is built
+    (`FromSource`).
+    """
     ...
 
   @property
@@ -172,23 +220,21 @@ class Sublayer(Protocol):
     """Maximum sequence length; None: no limit."""
     ...
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Cache | None:
-    """Returns an empty cache for `batch` rows of `num_slots` tokens; None for a part without state."""
+  @widened('source', adapt=_with_source)
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> Cache | None:
+    """Returns an empty cache for `batch` rows of `num_slots` tokens; None for a part without state.
+
+    A part that reads the source keeps everything that it computes from it once per generation in a cache of its
+    own, `SourceCache`, which beams of a row share.
+    """
     ...
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     """Applies the sublayer to `x`."""
-    ...
-
-
-@runtime_checkable
-class CrossSublayer(Sublayer, Protocol):
-  """Sublayer that can read a source."""
-
-  def source_cache(self, source: Source) -> Cache:
-    """Returns everything computed from the source, once per generation."""
     ...
 
 
@@ -336,3 +382,14 @@ class Merge(Protocol):
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
     """Returns the vectors [batch, merged, output_dim], and the metadata of their tokens unless it keeps them."""
     ...
+
+
+def reads_encoding(reads: Collection[str], encoding: PositionEncoding | None) -> bool:
+  """Returns whether a part with these `reads` calls a hook of the encoding."""
+  hooks = frozenset() if encoding is None else encoding.mixer_hooks
+  return 'encoding' in reads or any(f'encoding.{hook}' in reads for hook in hooks)
+
+
+def without_encoding(reads: frozenset[str]) -> frozenset[str]:
+  """Returns the fields of `Call` that are read, without the encoding and its hooks."""
+  return frozenset(field for field in reads if field.partition('.')[0] != 'encoding')

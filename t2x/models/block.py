@@ -18,7 +18,7 @@ from t2x.layers import (
   BranchWiring,
   Cache,
   Call,
-  CrossSublayer,
+  FromSource,
   Full,
   LayerNorm,
   MultiHeadAttention,
@@ -37,6 +37,7 @@ from t2x.layers import (
 )
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
 from t2x.layers.initializers import building
+from t2x.layers.interfaces import reads_encoding, without_encoding
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
 
@@ -79,7 +80,7 @@ class _Block(nnx.Module):
     if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
     acts = self.encoding is not None and self.encoding.acts_in_layers
-    if acts and 'encoding' not in reads:
+    if acts and not reads_encoding(reads, self.encoding):
       raise UserError(f'{kind}.encoding is set, but no sublayer reads positions: leave it out')
 
   @property
@@ -96,18 +97,10 @@ class _Block(nnx.Module):
     return max((wiring.num_streams for wiring in self.wirings.values()), default=1)
 
   @property
-  def reads_source(self) -> bool:
-    """True if the block has cross-attention: a sublayer named 'cross'."""
-    return 'cross' in self.names
-
-  @property
   def reads(self) -> frozenset[str]:
-    fields: set[str] = set()
-    for name, part in self.sublayers.items():
-      # Only 'cross' receives a source, and it receives neither a pattern nor positions.
-      unused = {'pattern', 'encoding'} if name == 'cross' else {'source'}
-      fields |= part.reads - unused
-    return frozenset(fields if self.encoding is None else fields - {'encoding'})
+    fields = frozenset().union(*(part.reads for part in self.sublayers.values()))
+    # The sublayers read the encoding of the block instead of that of the call.
+    return fields if self.encoding is None else without_encoding(fields)
 
   @property
   def max_length(self) -> int | None:
@@ -117,20 +110,14 @@ class _Block(nnx.Module):
     """Returns the initial extras of the sublayers; see `ExtrasSublayer`."""
     return initial_extras(self.sublayers.values(), x)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
-    """Returns empty caches by sublayer; `source_cache` returns that of cross-attention."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> dict[str, Cache]:
     caches = {
-      name: part.init_cache(batch, num_slots, dtype)
+      name: part.init_cache(batch, num_slots, dtype, source if 'source' in part.reads else None)
       for name, part in self.sublayers.items()
-      if name != 'cross'
     }
     return {name: cache for name, cache in caches.items() if cache is not None}
-
-  def source_cache(self, source: Source) -> dict[str, Cache]:
-    if not self.reads_source:
-      return {}
-    cross: CrossSublayer = self.sublayers['cross']
-    return {'cross': cross.source_cache(source)}
 
   def embed(
     self, x: Float[Array, 'batch length *streams d_model'], tokens: Tokens
@@ -145,35 +132,35 @@ class _Block(nnx.Module):
     """Returns the `Call` of each sublayer.
 
     Raises:
-      UserError: cross-attention has no source, or no sublayer reads the source or encoding of `call`.
+      UserError: a sublayer reads the source and there is none, or no sublayer reads the source or encoding of `call`.
     """
-    if self.reads_source and call.source is None:
+    readers = [name for name, part in self.sublayers.items() if 'source' in part.reads]
+    kind = type(self).__name__
+    if readers and call.source is None:
+      name = f'{kind}.{readers[0] or "sublayers"}'
       raise UserError(
-        'Block.cross attends to a source, but this model has no source: leave Block.cross out, or bind '
-        'it only for the decoder of an EncoderDecoder (decoder/Block.cross)'
+        f'{name} attends to a source, but this model has no source: leave {name} out, or bind it only for the decoder '
+        f'of an EncoderDecoder (decoder/{name})'
       )
-    if call.source is not None and not self.reads_source:
+    if call.source is not None and not readers:
       raise UserError('a block without cross-attention received a source: bind Block.cross')
-    if call.encoding is not None and 'encoding' not in self.reads:
+    if call.encoding is not None and not reads_encoding(self.reads, call.encoding):
       name = type(call.encoding).__name__
       raise UserError(
         f'a block whose sublayers do not read positions received {name}: leave it out'
       )
     encoding = call.encoding if self.encoding is None else self.encoding
-    own = dataclasses.replace(
-      call, pattern=call.pattern & self.pattern, encoding=encoding, source=None, drop=None
-    )
+    pattern = call.pattern & self.pattern
     calls = {}
     for name, part in self.sublayers.items():
-      key = named_key(call.key, name) if name else call.key
-      if name == 'cross':
-        calls[name] = dataclasses.replace(
-          call, pattern=Full(), encoding=None, slots=None, key=key, drop=None
-        )
-      elif 'encoding' in part.reads:
-        calls[name] = dataclasses.replace(own, key=key)
-      else:
-        calls[name] = dataclasses.replace(own, key=key, encoding=None)
+      calls[name] = dataclasses.replace(
+        call,
+        pattern=pattern,
+        encoding=encoding if reads_encoding(part.reads, encoding) else None,
+        source=call.source if 'source' in part.reads else None,
+        key=named_key(call.key, name) if name else call.key,
+        drop=None,
+      )
     return calls
 
 
@@ -182,8 +169,8 @@ class SublayerBlock(_Block):
 
   Args:
     d_model: width of the residual stream.
-    sublayers: builders of the sublayers by name, in the order of application. The sublayer named 'cross'
-      reads the source. The name '' adds no level to the names of parameters and recorded arrays.
+    sublayers: builders of the sublayers by name, in the order of application; `FromSource` builds one that attends to
+      the source. The name '' adds no level to the names of parameters and recorded arrays.
     wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
     encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
@@ -227,7 +214,7 @@ class SublayerBlock(_Block):
       sublayers.
 
     Raises:
-      UserError: cross-attention has no source, or no sublayer reads the source or encoding of `call`.
+      UserError: a sublayer reads the source and there is none, or no sublayer reads the source or encoding of `call`.
     """
     old = cache or {}
     new, aux = dict(old), NO_AUX
@@ -272,13 +259,15 @@ class Block(SublayerBlock):
     *,
     mixer: Callable[..., Sublayer] = MultiHeadAttention,
     feed_forward: Callable[..., Sublayer] = MLP,
-    cross: Callable[..., CrossSublayer] | None = None,
+    cross: Callable[..., Sublayer] | None = None,
     wiring: Callable[..., Wiring] = PreNorm,
     pattern: Pattern = Full(),
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
     parts = {'mixer': mixer, 'cross': cross, 'feed_forward': feed_forward}
+    if cross is not None:
+      parts['cross'] = functools.partial(FromSource, sublayer=cross)
     super().__init__(
       d_model,
       sublayers={name: build for name, build in parts.items() if build is not None},

@@ -117,12 +117,9 @@ class Encoder(nnx.Module):
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
     marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
-    layers = self.stack.init_cache(batch, num_slots, dtype)
-    if source is not None:
-      cross = self.stack.source_cache(source)
-      layers = [own | other for own, other in zip(layers, cross, strict=True)]
+    layers = self.stack.init_cache(batch, num_slots, dtype, source)
     slots = Slots.empty(batch, num_slots, marks)
-    return BodyCache(layers, slots, None if source is None else source.tokens)
+    return BodyCache(layers, slots, None if source is None else source.without_vectors())
 
   def unstacked(self, cache: BodyCache) -> tuple['Encoder', BodyCache]:
     layers = self.stack.unstacked_cache(cache.layers)
@@ -143,7 +140,7 @@ class Encoder(nnx.Module):
 
     Args:
       x: embedded tokens.
-      source: input of cross-attention. With a cache it is ignored: `init_cache` has processed it.
+      source: the sequence that layers with cross-attention read. With a cache it is ignored: `init_cache` has processed it.
       tokens: metadata of the tokens in x; None: unpadded rows at positions 0, 1, ....
       cache: cache that earlier calls returned during generation.
       key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
@@ -160,7 +157,7 @@ class Encoder(nnx.Module):
     slots = None
     if cache is not None:
       slots = cache.slots.extend(tokens)
-      source = None if cache.source is None else Source(None, cache.source)
+      source = cache.source
     call = Call(
       tokens,
       self.pattern,
@@ -172,7 +169,7 @@ class Encoder(nnx.Module):
       step=None if key is None else step_context().step,
       record=record,
     )
-    result = self.stack(x, call, None if cache is None else cache.layers)
+    inputs, result = x, self.stack(x, call, None if cache is None else cache.layers)
     x = result.x
     if self.final_norm is not None:
       x = self.final_norm(x)
@@ -181,7 +178,7 @@ class Encoder(nnx.Module):
     if cache is not None and slots is not None:
       new = dataclasses.replace(cache, layers=result.cache, slots=slots)
     tokens = tokens if result.tokens is None else result.tokens
-    return Output(x, new, result.aux, result.recorded, tokens)
+    return Output(x, new, result.aux, result.recorded, tokens, inputs)
 
 
 class Decoder(Encoder):

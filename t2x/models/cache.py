@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int
 
-from t2x.layers import Cache, Slots, Tokens
+from t2x.layers import Cache, Slots, Source
 from t2x.layers.attention.cache import MAX_COPIES, SharedSlots
 
 
@@ -18,12 +18,12 @@ class BodyCache(Cache):
   Attributes:
     layers: caches of the layers, in the structure that `LayerStack.init_cache` returns.
     slots: metadata of the tokens in the slots of the key/value caches.
-    source: metadata of the source tokens, shared by all copies of a row; None without a source.
+    source: the source without its vectors, shared by all copies of a row; None without a source.
   """
 
   layers: Any
   slots: Slots
-  source: Tokens | None = None
+  source: Source | None = None
 
   def repeat(self, copies: int) -> 'BodyCache':
     return dataclasses.replace(super().repeat(copies), source=self.source)

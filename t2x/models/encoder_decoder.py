@@ -9,7 +9,17 @@ from jaxtyping import Array, Int, Shaped
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers import Embedder, Source, TextEmbedding, TokenEmbedding, Tokens, named_key
+from t2x.layers import (
+  Embedder,
+  Full,
+  Pattern,
+  PositionEncoding,
+  Source,
+  TextEmbedding,
+  TokenEmbedding,
+  Tokens,
+  named_key,
+)
 from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
@@ -35,10 +45,14 @@ class EncoderDecoder(LogitModel):
     encoder: builds the body of the source.
     decoder: builds the body of the target; its blocks need `cross`.
     head: builds the output head over the target vocabulary.
+    source_encoding: builds the position encoding of pairs of a target and a source token, which all layers share.
+      With `AddressPositions`, keys of the source get its positions and queries those of the decoder's encoding
+      (DETR, https://arxiv.org/abs/2005.12872). None: none.
+    source_pattern: which source tokens each target token may see; `Causal()` shows those up to its own position.
 
   Raises:
-    UserError: the encoder's output is not d_model wide, the embedding of the target prepends tokens, or both
-      `source_embedding` and `target_embedding` are set.
+    UserError: the encoder's output is not d_model wide, the embedding of the target prepends tokens, both
+      `source_embedding` and `target_embedding` are set, or `source_encoding` does not act in layers.
   """
 
   def __init__(
@@ -51,6 +65,8 @@ class EncoderDecoder(LogitModel):
     encoder: Callable[..., Body] = Encoder,
     decoder: Callable[..., Body] = Decoder,
     head: Callable[..., Head] = TiedHead,
+    source_encoding: Callable[..., PositionEncoding] | None = None,
+    source_pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)
@@ -64,6 +80,13 @@ class EncoderDecoder(LogitModel):
         f'the encoder returns vectors of width {self.encoder.output_dim}, but the decoder attends to '
         f'vectors of width d_model = {d_model}: use stacks that keep the width'
       )
+    self.source_encoding = source_encoding and source_encoding(d_model, rngs=rngs)
+    if self.source_encoding is not None and not self.source_encoding.acts_in_layers:
+      raise UserError(
+        f'EncoderDecoder.source_encoding = @{type(self.source_encoding).__name__} adds vectors to tokens only, and '
+        'has no effect between target and source: use @AddressPositions, or bind it as Encoder.encoding'
+      )
+    self.source_pattern = source_pattern
     with building(vocab_multiple=self.output_embedding.vocab_multiple):
       self.head = head(self.decoder.output_dim, self.output_embedding.vocab_size, rngs=rngs)
 
@@ -130,7 +153,9 @@ class EncoderDecoder(LogitModel):
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
     embedded, tokens = self.source_embedder(source, tokens)
     encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
-    return encoded, Source(encoded.x, tokens if encoded.tokens is None else encoded.tokens)
+    tokens = tokens if encoded.tokens is None else encoded.tokens
+    source = Source(encoded.x, tokens, self.source_encoding, encoded.inputs, self.source_pattern)
+    return encoded, source
 
   def __call__(
     self,

@@ -39,6 +39,7 @@ class Output:
     aux: auxiliary losses and metrics, summed over layers.
     recorded: intermediate arrays by name, as `Stack` returns them.
     tokens: metadata of the tokens of hidden vectors; None for the output of a head.
+    inputs: input of the first layer of a body, [batch, length, d_model]; None for the output of a head.
   """
 
   x: Float[Array, 'batch *rest']
@@ -46,6 +47,7 @@ class Output:
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
+  inputs: Float[Array, 'batch length d_model'] | None = None
 
 
 @runtime_checkable
@@ -78,12 +80,10 @@ class Layer(Protocol):
     """Number of residual streams; if it is above 1, inputs and outputs are [batch, length, streams, d_model]."""
     ...
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
-    """Returns empty caches by sublayer."""
-    ...
-
-  def source_cache(self, source: Source) -> dict[str, Cache]:
-    """Returns the keys and values of the source by sublayer, computed once per generation."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> dict[str, Cache]:
+    """Returns empty caches by sublayer, with everything that they compute from the source."""
     ...
 
   def __call__(
@@ -124,12 +124,8 @@ class LayerStack(Protocol):
     """Returns the attention pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
-    """Returns empty caches of the layers, a list over `blocks`."""
-    ...
-
-  def source_cache(self, source: Source) -> Any:
-    """Returns the keys and values of the source, computed once per generation."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Source | None = None) -> Any:
+    """Returns empty caches of the layers, a list over `blocks`, with everything that they compute from the source."""
     ...
 
   def unstacked(self) -> Any:
@@ -169,7 +165,7 @@ class Body(Protocol):
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
-    """Returns an empty cache for `num_slots` tokens of `batch` rows, with the keys and values of `source`."""
+    """Returns an empty cache for `num_slots` tokens of `batch` rows, with what layers compute from `source`."""
     ...
 
   def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:

@@ -22,6 +22,7 @@ from t2x.layers import (
   RowLayout,
   Slots,
   Source,
+  SourceCache,
   Tokens,
 )
 from t2x.layers.keys import fold_in
@@ -84,11 +85,8 @@ class Segments(nnx.Module):
   def _visible(self) -> Pattern:
     return Blocks(self.length, self.memory)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
-    return self.stack.init_cache(batch, num_slots, dtype)
-
-  def source_cache(self, source: Source) -> Any:
-    return self.stack.source_cache(source)
+  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Source | None = None) -> Any:
+    return self.stack.init_cache(batch, num_slots, dtype, source)
 
   def unstacked(self) -> 'Segments':
     return replace_parts(self, stack=self.stack.unstacked())
@@ -140,15 +138,17 @@ class Segments(nnx.Module):
 
     empty = jax.tree.map(lambda a: jnp.zeros((batch, self.memory, *a.shape[2:]), a.dtype), tokens)
     inputs = jnp.arange(number), cut(x), jax.tree.map(cut, tokens)
-    _, (y, aux) = jax.lax.scan(segment, (self._memories(x), empty), inputs)
+    _, (y, aux) = jax.lax.scan(segment, (self._memories(x, call.source), empty), inputs)
     losses = {name: values.mean(axis=0) for name, values in aux.losses.items()}
     aux = dataclasses.replace(jax.tree.map(lambda a: a.sum(axis=0), aux), losses=losses)
     return Result(y.swapaxes(0, 1).reshape(batch, row, -1), aux=aux)
 
-  def _memories(self, x: Float[Array, 'batch length d_model']) -> Any:
-    """Returns the caches of the stack, with an empty memory for each key/value cache."""
+  def _memories(self, x: Float[Array, 'batch length d_model'], source: Source | None) -> Any:
+    """Returns the caches of the stack, with an empty memory for each key/value cache of its own tokens."""
 
-    def memory(cache: Cache) -> InputMemory:
+    def memory(cache: Cache) -> Cache:
+      if type(cache) is SourceCache:
+        return cache
       if type(cache) is not KeyValueCache:
         raise UserError(
           f'Segments needs attention layers, but a layer has the state {type(cache).__name__}: use a plain Stack'
@@ -157,7 +157,7 @@ class Segments(nnx.Module):
       leading = cache.v.shape[:-4]
       return InputMemory(jnp.zeros((*leading, len(x), self.memory, x.shape[-1]), x.dtype))
 
-    caches = jax.eval_shape(lambda: self.stack.init_cache(len(x), 1, x.dtype))
+    caches = self.stack.init_cache(len(x), 1, x.dtype, source)
     return jax.tree.map(memory, caches, is_leaf=lambda leaf: isinstance(leaf, Cache))
 
 

@@ -23,6 +23,7 @@ from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
+from t2x.layers.interfaces import reads_encoding
 from t2x.layers.keys import fold_in
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, LayerStack
@@ -171,14 +172,24 @@ class Stack(nnx.Module):
     if remat is not None:
       check_remat(remat, self.blocks)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> list[dict[str, Cache]]:
-    """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...]."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> list[dict[str, Cache]]:
+    """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...].
 
-    def stack(leaf):
-      return jnp.broadcast_to(leaf, (self.num_repeats, *leaf.shape))
+    Raises:
+      UserError: no block reads the source.
+    """
+    if source is not None:
+      check_unread(Call(source.tokens, source=source), reads_of(self.blocks))
+    per_repeat = self.num_repeats // self.num_groups
 
-    # The shapes of caches depend only on static attributes, so the stacked blocks can build them.
-    return [jax.tree.map(stack, block.init_cache(batch, num_slots, dtype)) for block in self.blocks]
+    def of_repeats(block):
+      own = source if 'source' in block.reads else None
+      caches = jax.vmap(lambda b: b.init_cache(batch, num_slots, dtype, own))(block)
+      return jax.tree.map(lambda leaf: jnp.repeat(leaf, per_repeat, axis=0), caches)
+
+    return [of_repeats(block) for block in self.blocks]
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """Returns the attention pattern of each of `blocks` inside a body with `pattern`."""
@@ -187,23 +198,6 @@ class Stack(nnx.Module):
   @property
   def max_length(self) -> int | None:
     return least_max_length(self.blocks)
-
-  def source_cache(self, source: Source) -> list[dict[str, Cache]]:
-    """Returns the keys and values of the source, stacked as in `init_cache`.
-
-    Raises:
-      UserError: no block reads a source.
-    """
-    check_unread(Call(source.tokens, source=source), reads_of(self.blocks))
-    per_repeat = self.num_repeats // self.num_groups
-
-    def block_cache(block):
-      return jax.tree.map(
-        lambda leaf: jnp.repeat(leaf, per_repeat, axis=0),
-        jax.lax.map(lambda b: b.source_cache(source), block),
-      )
-
-    return [block_cache(block) for block in self.blocks]
 
   def place(self, repeat: Any, place: int) -> dict[str, Any]:
     """Returns the fields of the call of block `place` of a repeat that number the layer."""
@@ -369,7 +363,7 @@ def check_unread(call: Call, reads: Collection[str]) -> None:
       'no block of this stack has cross-attention, so the source would be ignored: bind '
       'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
     )
-  if call.encoding is not None and 'encoding' not in reads:
+  if call.encoding is not None and not reads_encoding(reads, call.encoding):
     name = type(call.encoding).__name__
     raise UserError(
       f'{name} acts in the layers, but no block of this stack reads it: choose an encoding '
@@ -384,7 +378,7 @@ def restrict_call(call: Call, layer: Layer) -> Call:
   return dataclasses.replace(
     call,
     source=call.source if 'source' in layer.reads else None,
-    encoding=call.encoding if 'encoding' in layer.reads else None,
+    encoding=call.encoding if reads_encoding(layer.reads, call.encoding) else None,
   )
 
 

@@ -27,6 +27,7 @@ from t2x.layers import (
 )
 from t2x.layers.composites import recorded_by
 from t2x.layers.initializers import build_context, building
+from t2x.layers.interfaces import reads_encoding, without_encoding
 from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import check_unread, reads_of, recordable
@@ -127,27 +128,26 @@ class Stages(nnx.Module):
     pairs = zip(self.stages, self.stage_patterns, strict=True)
     return [one for stage, own in pairs for one in stage.patterns(pattern & own)]
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> list[dict[str, Cache]]:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> list[dict[str, Cache]]:
     """Returns the empty caches of all stages, one after another.
 
     Raises:
-      UserError: a merge changes the tokens.
+      UserError: a merge changes the tokens, or no stage reads the source.
     """
+    if source is not None:
+      self._check_unread(Call(source.tokens, source=source))
     for merge in self.merges:
       if merge is not None and not merge.keeps_tokens:
         raise UserError(
           f'Stages.merge = @{type(merge).__name__} changes the tokens, so the stages have no cache: to generate, use '
           'a body whose stack is a Stack, or Stages.merge = None'
         )
-    return [cache for stage in self.stages for cache in stage.init_cache(batch, num_slots, dtype)]
-
-  def source_cache(self, source: Source) -> list[dict[str, Cache]]:
-    """Returns the keys and values of the source; the caches of stages that do not read it are empty."""
-    self._check_unread(Call(source.tokens, source=source))
     caches: list[dict[str, Cache]] = []
     for stage in self.stages:
-      is_reader = 'source' in reads_of(stage.blocks)
-      caches += stage.source_cache(source) if is_reader else [{} for _ in stage.blocks]
+      own = source if 'source' in reads_of(stage.blocks) else None
+      caches += stage.init_cache(batch, num_slots, dtype, own)
     return caches
 
   def unstacked(self) -> 'Stages':
@@ -166,7 +166,8 @@ class Stages(nnx.Module):
     """Raises UserError if no stage reads the source, encoding or a recorded name of `call`."""
     reads: set[str] = set()
     for stage, encoding in zip(self.stages, self.encodings, strict=True):
-      reads |= reads_of(stage.blocks) - (set() if encoding is None else {'encoding'})
+      own = reads_of(stage.blocks)
+      reads |= own if encoding is None else without_encoding(own)
     check_unread(call, reads)
 
   def __call__(
@@ -216,7 +217,7 @@ class Stages(nnx.Module):
     if encoding is not None:
       shared = encoding if encoding.acts_in_layers else None
     else:
-      shared = call.encoding if 'encoding' in reads else None
+      shared = call.encoding if reads_encoding(reads, call.encoding) else None
     return dataclasses.replace(
       call,
       tokens=tokens,

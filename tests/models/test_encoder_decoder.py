@@ -9,7 +9,16 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import MultiHeadAttention, Sinusoidal, T5Bias, TokenEmbedding, Tokens
+from t2x.layers import (
+  AddressPositions,
+  Causal,
+  Full,
+  MultiHeadAttention,
+  Sinusoidal,
+  T5Bias,
+  TokenEmbedding,
+  Tokens,
+)
 from t2x.models import Decoder, Encoder
 
 
@@ -73,6 +82,33 @@ def test_cached_decoding_equals_the_full_forward(make):
     tokens = Tokens(positions, jnp.ones_like(positions))
     logits, cache = network.decode(target[:, i : i + 1], tokens, cache)
     np.testing.assert_allclose(logits[:, 0], full[:, i], atol=5e-5)
+
+
+ADDRESSED = {
+  'encoding': functools.partial(AddressPositions, positions=Sinusoidal),
+  'source_encoding': AddressPositions,
+}
+
+
+@pytest.mark.parametrize(
+  'settings', [ADDRESSED, {'source_pattern': Causal()}], ids=['keys', 'pattern']
+)
+def test_what_relates_the_target_to_the_source_acts_and_is_decoded(make, settings):
+  network = model(make, **settings)
+  source, target = make.ids((2, 7)), make.ids((2, 5), seed=1)
+  full = network(source, target).x
+  cache = network.init_cache(2, 5, source)
+  for i in range(5):
+    tokens = Tokens(jnp.full((2, 1), i))
+    logits, cache = network.decode(target[:, i : i + 1], tokens, cache)
+    np.testing.assert_allclose(logits[:, 0], full[:, i], atol=5e-5)
+  network.source_encoding, network.source_pattern = None, Full()
+  assert jnp.abs(network(source, target).x - full).max() > 1e-3
+
+
+def test_an_encoding_between_the_sequences_that_only_adds_vectors_to_tokens_is_refused(make):
+  with pytest.raises(UserError, match='source_encoding = @Sinusoidal adds vectors to tokens only'):
+    model(make, source_encoding=Sinusoidal)
 
 
 def test_a_target_embedding_of_its_own_is_read_decoded_and_tied(make):

@@ -1,5 +1,6 @@
 """Layers against the PyTorch code of fairseq and joeynmt, which pip cannot install beside today's torch."""
 
+import functools
 import types
 
 import jax
@@ -14,6 +15,7 @@ from t2x.layers import (
   BilinearScores,
   Causal,
   DynamicConvolution,
+  FromSource,
   Full,
   LightweightConvolution,
   MultiHeadAttention,
@@ -88,7 +90,8 @@ def test_convolutions_equal_fairseq(kind, pattern, before, compared):
 @pytest.mark.parametrize('scores', [AdditiveScores, BilinearScores])
 def test_scores_equal_joeynmt(scores, compared):
   joeynmt = archives.module('joeynmt', '2.3.0', 'joeynmt.attention')
-  ours = perturbed(MultiHeadAttention(WIDTH, num_heads=1, scores=scores, rngs=nnx.Rngs(0)))
+  attention = functools.partial(MultiHeadAttention, num_heads=1, scores=scores)
+  ours = perturbed(FromSource(WIDTH, sublayer=attention, rngs=nnx.Rngs(0)))
   states = rng.normal(size=(2, 7, WIDTH)).astype(np.float32)
   segments = np.asarray([[1] * 7, [1] * 4 + [0] * 3])
   q, k, v = (

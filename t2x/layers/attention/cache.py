@@ -91,7 +91,18 @@ class SharedKeyValueCache(KeyValueCache):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SourceCache(_KeysAndValues):
-  """Keys and values of a source, computed once per generation. Beams of a row share them."""
+  """Keys and values of a source, computed once per generation. Beams of a row share them.
+
+  In the cache of a part that also has a state, beams move the state and not the keys and values.
+  """
+
+  @staticmethod
+  def of(
+    k: Float[Array, 'batch source kv_heads head_dim'] | None,
+    v: Float[Array, 'batch source kv_heads v_dim'],
+  ) -> 'SourceCache':
+    """Returns the cache of the keys and values of a source."""
+    return SourceCache(None if k is None else k.swapaxes(1, 2), v.swapaxes(1, 2))
 
   def repeat(self, copies: int) -> 'SourceCache':
     return self
@@ -181,16 +192,39 @@ class SharedSlots(Slots):
   def _grouped(self, tokens: Tokens) -> Tokens:
     """Returns tokens [#batch, length] as [rows of the slots, copies * length], with their bits."""
     rows, length = self.tokens.positions.shape[0], tokens.positions.shape[1]
-
-    def group(a):
-      return jnp.broadcast_to(a, (rows * self.copies, *a.shape[1:])).reshape(
-        rows, self.copies * length, *a.shape[2:]
-      )
-
     bits = jnp.repeat(jnp.uint32(1) << jnp.arange(self.copies, dtype=jnp.uint32), length)[None]
-    grouped = jax.tree.map(group, tokens)
-    marks = {**grouped.marks, _COPIES: bits}
-    return dataclasses.replace(grouped, marks=marks, layout=RowLayout.ARBITRARY, right_padded=False)
+    grouped = _grouped(tokens, rows, self.copies)
+    return dataclasses.replace(grouped, marks={**grouped.marks, _COPIES: bits})
+
+
+def source_queries(rows: int, queries: Any, batch: int, tokens: Tokens) -> tuple[Any, Tokens]:
+  """Returns queries of a source as queries of its rows: beams that share a row become tokens of the row.
+
+  Args:
+    rows: number of rows of the source.
+    queries: arrays [batch, length, ...].
+    batch: `rows` times the number of beams.
+    tokens: metadata of the queries, [#batch, length].
+
+  Returns:
+    The arrays as [rows, batch / rows * length, ...], and their metadata.
+  """
+  if batch == rows:
+    return queries, tokens
+  grouped = jax.tree.map(lambda a: a.reshape(rows, -1, *a.shape[2:]), queries)
+  return grouped, _grouped(tokens, rows, batch // rows)
+
+
+def _grouped(tokens: Tokens, rows: int, copies: int) -> Tokens:
+  """Returns tokens [#batch, length] of `copies` sequences per row as [rows, copies * length]."""
+  length = tokens.positions.shape[1]
+
+  def group(a):
+    whole = jnp.broadcast_to(a, (rows * copies, *a.shape[1:]))
+    return whole.reshape(rows, copies * length, *a.shape[2:])
+
+  grouped = jax.tree.map(group, tokens)
+  return dataclasses.replace(grouped, layout=RowLayout.ARBITRARY, right_padded=False)
 
 
 def _pad(a: Array, size: int, axis: int) -> Array:

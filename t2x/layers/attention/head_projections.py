@@ -12,7 +12,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
 from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
@@ -111,7 +111,9 @@ class HeadProjections(nnx.Module):
       rngs=rngs,
     )
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> Any:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> Any:
     """Returns an empty cache; raises UserError if outputs of earlier tokens depend on all tokens of a row."""
     raise UserError(
       f'{type(self).__name__} {self.uses_rows} and cannot decode token by token: use it in an Encoder, leave '
@@ -169,8 +171,20 @@ class WholeRow(HeadProjections):
 def check_no_source(part: Any, call: Call) -> None:
   """Raises UserError if the call has a source."""
   if call.source is not None:
-    name = type(part).__name__
-    raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
+    raise UserError(
+      f'{type(part).__name__} attends to its own tokens and received a source: for cross-attention, use '
+      'MultiHeadAttention as Block.cross or FromSource.sublayer'
+    )
+
+
+def source_of(part: Any, source: Source | None) -> Source:
+  """Returns the source of a call; raises UserError if there is none."""
+  if source is None:
+    raise UserError(
+      f'{type(part).__name__} attends to a source, but this model has no source: use it in the decoder of an '
+      'EncoderDecoder'
+    )
+  return source
 
 
 def check_one_segment(part: Any, tokens: Tokens, other: str = 'or MultiHeadAttention') -> None:

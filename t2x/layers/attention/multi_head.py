@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableRate
-from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache
+from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache, source_queries
 from t2x.layers.attention.checks import (
   check_encoding,
   check_kv_heads,
@@ -21,7 +21,13 @@ from t2x.layers.attention.checks import (
   check_settings,
 )
 from t2x.layers.attention.head_outputs import HeadOutputs
-from t2x.layers.attention.head_projections import head_norm, head_projection, head_size
+from t2x.layers.attention.head_projections import (
+  check_no_source,
+  head_norm,
+  head_projection,
+  head_size,
+  source_of,
+)
 from t2x.layers.attention.kernels import (
   AttentionInputs,
   Auto,
@@ -42,8 +48,8 @@ from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
+from t2x.layers.initializers import build_context, xavier_uniform
+from t2x.layers.interfaces import Call, Norm, Result, Scores, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 from t2x.layers.tokens import Tokens
@@ -52,7 +58,7 @@ __all__ = ['MultiHeadAttention']
 
 
 class MultiHeadAttention(nnx.Module):
-  """Multi-head attention: self-attention, or cross-attention if the call has a source.
+  """Multi-head self-attention, or cross-attention if it is built for a source (`Block.cross`, `FromSource`).
 
   Args:
     d_model: width of the input and output.
@@ -87,7 +93,7 @@ class MultiHeadAttention(nnx.Module):
       setting is for projections that `key_values` replaces.
   """
 
-  implements = (CrossSublayer,)
+  implements = (Sublayer,)
 
   def __init__(
     self,
@@ -114,7 +120,7 @@ class MultiHeadAttention(nnx.Module):
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
-    name = type(self).__name__
+    name, self.reads_source = type(self).__name__, build_context().reads_source
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     head_dim = head_size(self, d_model, num_heads, head_dim)
     check_kv_heads(name, num_heads, num_kv_heads)
@@ -151,8 +157,9 @@ class MultiHeadAttention(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
+    inputs = {'source', 'encoding.address'} if self.reads_source else {'pattern', 'encoding'}
     extras = frozenset() if self.values is None else {'extras'}
-    return frozenset({'pattern', 'encoding', 'source', 'record.probabilities'}) | extras
+    return frozenset({*inputs, 'record.probabilities'}) | extras
 
   @property
   def max_length(self) -> int | None:
@@ -178,23 +185,29 @@ class MultiHeadAttention(nnx.Module):
     """Initial extras of `values`, for the first layer; see `ExtrasSublayer.init_extras`."""
     return {} if self.values is None else self.values.init_extras(x)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
-    """Returns an empty cache with `num_slots` slots; it holds keys only if the scores read them."""
-    source = self._stored_by
-    if not source.cacheable:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> KeyValueCache | SourceCache:
+    """Returns an empty cache with `num_slots` slots, or that of the source; it holds keys only if the scores read
+    them."""
+    if self.reads_source:
+      return self._source_cache(source_of(self, source))
+    stored = self._stored_by
+    if not stored.cacheable:
       raise UserError(
-        f'{type(source).__name__} computes keys from several tokens and cannot decode token by token: leave out '
+        f'{type(stored).__name__} computes keys from several tokens and cannot decode token by token: leave out '
         'evaluations that generate'
       )
     k, v = (
-      shape and jnp.zeros((batch, shape[0], num_slots, shape[1]), dtype) for shape in source.shapes
+      shape and jnp.zeros((batch, shape[0], num_slots, shape[1]), dtype) for shape in stored.shapes
     )
     return KeyValueCache(k, v)
 
-  def source_cache(self, source: Source) -> SourceCache:
+  def _source_cache(self, source: Source) -> SourceCache:
+    """Returns the keys and values of a source; keys are rotated by its encoding."""
     assert source.x is not None  # Caches are computed from vectors.
-    k, v = self._stored_by.project(source.x, Call(source.tokens))
-    return SourceCache(None if k is None else k.swapaxes(1, 2), v.swapaxes(1, 2))
+    own = Call(source.tokens, encoding=source.encoding)
+    return SourceCache.of(*self._stored_by.project(source.x, own))
 
   @property
   def _stored_by(self) -> KeyValues:
@@ -215,7 +228,8 @@ class MultiHeadAttention(nnx.Module):
 
     Args:
       x: the input; it provides the queries.
-      call: its source, if any, provides the keys and values; it then must have no position encoding.
+      call: its source provides the keys and values of cross-attention, and the pattern and position encoding of
+        pairs of a query and a key. If this encoding adds positions to keys, `call.encoding` adds those of queries.
       cache: a KeyValueCache, which is extended by the keys and values of `x` at `call.slots` before
         attending to it, an InputMemory, whose tokens are attended to before those of `x`, or a SourceCache
         with the keys and values of the source.
@@ -226,11 +240,10 @@ class MultiHeadAttention(nnx.Module):
     """
     self._check(x.shape[1], call, cache)
     extras: dict[str, Array] = {}
-    if call.source is None:
-      inputs, cache, extras = self._own_inputs(x, call, cache)
+    if self.reads_source:
+      inputs = self._source_inputs(x, source_of(self, call.source), call, cache)
     else:
-      source = cache or self.source_cache(call.source)
-      inputs = self._source_inputs(x, source, call, call.source.tokens)
+      inputs, cache, extras = self._own_inputs(x, call, cache)
     y = self.kernel(inputs).reshape(*x.shape[:2], self.num_heads, -1)
     if self.head_outputs is not None:
       y = self.head_outputs(y, x, call)
@@ -266,24 +279,20 @@ class MultiHeadAttention(nnx.Module):
     return self._inputs(q, rotated, k, v, call, k_tokens), cache, extras
 
   def _source_inputs(
-    self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens
+    self, x: Array, source: Source, call: Call, cache: SourceCache | None
   ) -> AttentionInputs:
     """Inputs of cross-attention; beams that share a row of the source become queries of that row."""
+    stored, encoding = self._stored_by, source.encoding
+    pairs = dataclasses.replace(call, encoding=encoding, pattern=source.pattern)
+    if encoding is not None and 'address' in encoding.hooks:
+      x = with_addresses(x, call)
     q = None if self.q is None else self._queries(x)
-    k, v = cache.keys_and_values()
-    k, v = self._stored_by.expand((None if k is None else k.astype(x.dtype), v.astype(x.dtype)))
-    k_tokens = k_tokens.as_source()
-    rows, (batch, length, _) = v.shape[0], x.shape
-    if rows == batch:
-      return self._inputs(q, q, k, v, call, k_tokens)
-
-    def grouped(a):
-      return None if a is None else jnp.broadcast_to(a, (batch, length)).reshape(rows, -1)
-
-    tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
-    call = dataclasses.replace(call, tokens=tokens)
-    q = _group_rows(q, rows)
-    return self._inputs(q, q, k, v, call, k_tokens)
+    rotated = rotated_queries(q, pairs, stored.rotated_dim)
+    k, v = (self._source_cache(source) if cache is None else cache).keys_and_values()
+    (q, rotated), tokens = source_queries(len(v), (q, rotated), len(x), call.tokens)
+    k, v = stored.expand((None if k is None else k.astype(x.dtype), v.astype(x.dtype)))
+    k_tokens = stored.tokens(Call(source.tokens)).as_source()
+    return self._inputs(q, rotated, k, v, dataclasses.replace(pairs, tokens=tokens), k_tokens)
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
@@ -353,17 +362,22 @@ class MultiHeadAttention(nnx.Module):
 
   def _check(self, length: int, call: Call, cache: Any) -> None:
     """Raises UserError if the scores or the encoding do not support this call."""
-    name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
-    if call.source is not None and 'positions' in self.score_inputs:
+    name, scores = type(self).__name__, type(self.scores).__name__
+    encoding = call.encoding
+    if not self.reads_source:
+      check_no_source(self, call)
+    elif 'positions' in self.score_inputs:
       raise UserError(
         f'{name} cannot attend to a source with {scores}, which score positions of one sequence: use '
         'MultiHeadAttention with DotProductScores for cross-attention'
       )
-    if call.source is not None and self.values is not None:
+    elif self.values is not None:
       raise UserError(
         f'{name}.values cannot mix the values of a source, because only values of the same tokens can be '
         'mixed across layers: leave it out of Block.cross'
       )
+    else:
+      encoding = source_of(self, call.source).encoding
     if isinstance(cache, InputMemory) and self.values is not None:
       raise UserError(
         f'{name}.values cannot mix the values of a memory, because the first layer has other tokens in its '
@@ -372,11 +386,6 @@ class MultiHeadAttention(nnx.Module):
     check_length(self.scores, length)
     if encoding is None:
       return
-    if call.source is not None:
-      raise UserError(
-        f'{name} cannot use {type(encoding).__name__} in cross-attention, because positions of two '
-        'sequences are not comparable: call it without an encoding'
-      )
     check_encoding(name, encoding, self.scores, self.score_inputs, self.key_values)
     check_length(encoding, length)
 

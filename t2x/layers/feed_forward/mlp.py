@@ -12,7 +12,7 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
 from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear, dropout, with_defaults
 
@@ -26,7 +26,9 @@ class FeedForward(nnx.Module):
   reads: frozenset[str] = frozenset()
   max_length: int | None = None
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> None:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> None:
     """Returns None: the layer keeps no state between calls."""
 
 

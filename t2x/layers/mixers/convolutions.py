@@ -21,7 +21,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Sublayer
+from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.tokens import Tokens
@@ -69,7 +69,9 @@ class _Convolution(nnx.Module):
     """Returns the kernels before the softmax; `x` is the input of the convolution."""
     raise NotImplementedError
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> 'RecentTokens':
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
     return RecentTokens.empty(batch, self.kernel_size - 1, (self.d_model,), dtype)
 

@@ -14,7 +14,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections, Heads, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.recurrence import LinearState
 
@@ -62,7 +62,9 @@ class FlowAttention(HeadProjections):
     super().__init__(d_model, rngs=rngs, **settings)
     self.chunk = chunk
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> FlowState:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> FlowState:
     """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     dim = self.head_dim
     # Keys, queries and their number; keys and queries divided by flows; competition; keys times values.

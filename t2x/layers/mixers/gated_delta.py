@@ -18,7 +18,7 @@ from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast, exact_einsum
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible
 from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrence, split
 from t2x.layers.norms import RMSNorm, norm_over
@@ -112,7 +112,9 @@ class GatedDeltaNet(HeadProjections):
     self.taps = param(_uniform_taps, (kernel_size, 3, *heads), axes, rngs, kind='filter')
     self.norm = norm_over('head_dim', RMSNorm, self.head_dim, rngs)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> DeltaCache:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> DeltaCache:
     """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""
     features = 3, self.num_heads, self.head_dim
     recent = RecentTokens.empty(batch, self.kernel_size - 1, features, dtype)

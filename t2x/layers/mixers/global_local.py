@@ -20,7 +20,7 @@ from t2x.layers.attention.head_projections import (
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.keys import named_key
 from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Global, Marked
@@ -69,7 +69,9 @@ class GlobalLocalAttention(HeadProjections):
     self.kernel = kernel
     self.dropout_rate = dropout_rate
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> NoReturn:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> NoReturn:
     """Raises UserError: Longformer's language models have windows without global tokens."""
     raise UserError(
       'GlobalLocalAttention cannot decode token by token: use it in an Encoder, or MultiHeadAttention with '

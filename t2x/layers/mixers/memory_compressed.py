@@ -22,7 +22,7 @@ from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kern
 from t2x.layers.caches import Cache
 from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import lecun_normal, zeros
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens, check_slots, to_blocks
 
@@ -98,7 +98,9 @@ class MemoryCompressedAttention(HeadProjections):
     self.k_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
     self.v_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> 'CompressedMemory':
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> 'CompressedMemory':
     """Returns an empty memory for the blocks of `num_slots` tokens."""
     shape = batch, -(-num_slots // self.ratio), self.num_heads, self.head_dim
     blocks, tail = jnp.zeros(shape, dtype), jnp.zeros((batch, self.ratio, *shape[2:]), dtype)

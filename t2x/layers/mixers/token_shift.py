@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.layers.attention.head_projections import Hidden, check_no_source
+from t2x.layers.attention.head_projections import Hidden
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.caches import Cache
-from t2x.layers.interfaces import Call, ExtrasSublayer, Result, Sublayer
+from t2x.layers.interfaces import Call, ExtrasSublayer, Result, Source, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.tokens import Tokens
@@ -51,9 +51,6 @@ class TokenShift(nnx.Module):
   Args:
     d_model: width of the input and output.
     sublayer: builds the token mixer or feed-forward layer.
-
-  Raises:
-    UserError: when called with a source.
   """
 
   implements = (Sublayer,)
@@ -64,7 +61,7 @@ class TokenShift(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    return (self.sublayer.reads | {'pattern'}) - {'source'}
+    return self.sublayer.reads | {'pattern'}
 
   @property
   def max_length(self) -> int | None:
@@ -75,14 +72,15 @@ class TokenShift(nnx.Module):
     sublayer: ExtrasSublayer = self.sublayer
     return sublayer.init_extras(x)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> ShiftCache:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> ShiftCache:
     """Returns an empty cache for the previous token, with that of the sublayer."""
     recent = RecentTokens.empty(batch, 1, (self.d_model,), dtype)
-    return ShiftCache(recent, self.sublayer.init_cache(batch, num_slots, dtype))
+    return ShiftCache(recent, self.sublayer.init_cache(batch, num_slots, dtype, source))
 
   def __call__(self, x: Hidden, call: Call, cache: ShiftCache | None = None) -> Result:
     """Applies the sublayer to the shifted input."""
-    check_no_source(self, call)
     own = call if 'pattern' in self.sublayer.reads else dataclasses.replace(call, pattern=Full())
 
     def moved(x: Array, tokens: Tokens, order: Array | None) -> Array:

@@ -20,7 +20,7 @@ from t2x.base.ranges import NonEmpty
 from t2x.layers.caches import Cache
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
 from t2x.layers.initializers import build_context, building
-from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer, reads_encoding
 from t2x.layers.keys import named_key
 
 __all__ = ['Parallel']
@@ -106,8 +106,13 @@ class Parallel(nnx.Module):
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
     return initial_extras(self._parts.values(), x)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> PartCaches | None:
-    caches = {name: part.init_cache(batch, num_slots, dtype) for name, part in self._parts.items()}
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> PartCaches | None:
+    caches = {
+      name: part.init_cache(batch, num_slots, dtype, source if 'source' in part.reads else None)
+      for name, part in self._parts.items()
+    }
     caches = {name: cache for name, cache in caches.items() if cache is not None}
     return PartCaches(caches) if caches else None
 
@@ -123,7 +128,7 @@ class Parallel(nnx.Module):
       own = dataclasses.replace(
         call,
         key=named_key(call.key, name),
-        encoding=call.encoding if 'encoding' in part.reads else None,
+        encoding=call.encoding if reads_encoding(part.reads, call.encoding) else None,
         source=call.source if 'source' in part.reads else None,
       )
       results[name] = part(shared if own_norm is None else own_norm(x), own, old.get(name))

@@ -29,6 +29,7 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
+from t2x.layers.initializers import building
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -50,9 +51,10 @@ def moved(part, scale=0.4):
   )
 
 
-def build(kernel=Dense(), **settings):
+def build(kernel=Dense(), reads_source=False, **settings):
   settings = {'num_heads': HEADS, 'num_kv_heads': KV_HEADS} | settings
-  return moved(MultiHeadAttention(WIDTH, kernel=kernel, rngs=nnx.Rngs(0), **settings))
+  with building(reads_source=reads_source):
+    return moved(MultiHeadAttention(WIDTH, kernel=kernel, rngs=nnx.Rngs(0), **settings))
 
 
 attend = jax.jit(
@@ -211,7 +213,7 @@ def test_a_scale_that_scores_do_not_read_is_refused():
     build(scores=CosineScores, scale=0.5)
   with pytest.raises(UserError, match='cross-attention'):
     random = functools.partial(RandomScores, max_length=LENGTH)
-    applied(build(scores=random), X, source=Source(X, Tokens.row(LENGTH)))
+    applied(build(reads_source=True, scores=random), X, source=Source(X, Tokens.row(LENGTH)))
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, Auto()], ids=str)
@@ -279,7 +281,7 @@ def test_bilinear_scores_are_their_formula(kernel):
 
 @pytest.mark.parametrize('scores', [AdditiveScores, BilinearScores])
 def test_scores_of_a_source_read_its_keys_and_no_scale(scores):
-  attention = build(scores=scores)
+  attention = build(reads_source=True, scores=scores)
   source = X[:, :5] + 1.0
   call = {'source': Source(source, Tokens.row(5))}
   whole, _ = applied(attention, X, **call)

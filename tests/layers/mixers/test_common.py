@@ -78,7 +78,7 @@ def test_unsupported_patterns_are_refused(name, pattern):
 @pytest.mark.parametrize('name', SELF_MIXERS)
 def test_a_source_is_refused(name):
   pattern = Causal() if name == 'gated DeltaNet' else Full()
-  with pytest.raises(UserError, match='cannot attend to a source'):
+  with pytest.raises(UserError, match='attends to its own tokens and received a source'):
     applied(build(name), X, pattern=pattern, source=Source(X, Tokens.row(LENGTH)))
 
 

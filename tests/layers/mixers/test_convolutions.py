@@ -105,7 +105,9 @@ def test_default_has_the_nine_taps_of_the_study():
 
 def test_user_mistakes_are_errors():
   mixer = build(DynamicConvolution, 3)
-  with pytest.raises(UserError, match='DynamicConvolution cannot attend to a source'):
+  with pytest.raises(
+    UserError, match='DynamicConvolution attends to its own tokens and received a source'
+  ):
     applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)

@@ -63,5 +63,5 @@ def test_the_sublayer_receives_the_shifted_input():
 
 
 def test_a_source_is_refused():
-  with pytest.raises(UserError, match='TokenShift cannot attend to a source'):
+  with pytest.raises(UserError, match='attends to its own tokens and received a source'):
     applied(build(8), X, pattern=Causal(), source=Source(X, Tokens.row(6)))
