@@ -181,9 +181,11 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
 def _call_misfit(own: Any, required: Any) -> str | None:
   """Returns how a method's arguments or return value differ from those of the protocol's method."""
   lacking, adapt = _lacking(own, required), widening(required).adapt
-  if (error := _binding_error(own, required, () if adapt else lacking)) is not None:
+  # A method that is adapted has other arguments in place of the new ones, or none.
+  errors = [_binding_error(own, required, without) for without in {(), lacking}]
+  if None not in errors:
     by_position, by_name = _arguments(required)
-    return f'cannot be called as {_call_text(by_position, by_name)}: {error}'
+    return f'cannot be called as {_call_text(by_position, by_name)}: {errors[0]}'
   returned, expected = (_return_kind(method) for method in (own, required))
   if returned and expected and returned != expected and not (lacking and adapt):
     return f'returns {returned}, not {expected}'

@@ -3,18 +3,21 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
-from t2x.layers import Call, Causal, Tokens
+from t2x.layers import Call, Causal, Slots, Source, Tokens
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 PARTS = """
 from flax import nnx
-from t2x.layers import DotProduct, DotProductScores, Tokens, ValueResidual
+from t2x.layers import (
+  DotProduct, DotProductScores, MultiHeadAttention, Result, SourceCache, Tokens, ValueResidual
+)
 
 
 class Scores(nnx.Module):
@@ -60,6 +63,28 @@ class Halving(nnx.Module):
   def __call__(self, x, tokens):
     half = x.shape[1] // 2
     return x[:, :2 * half].reshape(len(x), half, -1), Tokens.row(half)
+
+
+class Mixer(MultiHeadAttention):
+  def init_cache(self, batch, num_slots, dtype):
+    return super().init_cache(batch, num_slots, dtype)
+
+
+class Cross(nnx.Module):
+  reads, max_length = frozenset({'source'}), None
+
+  def __init__(self, d_model, *, rngs):
+    pass
+
+  def init_cache(self, batch, num_slots, dtype):
+    return None
+
+  def source_cache(self, source):
+    return SourceCache.of(None, source.x[:, :, None])
+
+  def __call__(self, x, call, cache=None):
+    _, v = (self.source_cache(call.source) if cache is None else cache).keys_and_values()
+    return Result(x * v.mean(axis=1), cache)
 
 
 class Wrong(HeadOutputs):
@@ -140,6 +165,30 @@ def test_a_merge_of_tokens_becomes_one_of_the_call(attend):
   assert result.tokens.positions.shape == (1, 2)
   with pytest.raises(UserError, match='@Halving changes the tokens'):
     stages.init_cache(1, 4, np.float32)
+
+
+def test_sublayers_without_a_source_in_init_cache_decode_and_keep_their_source_cache(
+  folder, monkeypatch
+):
+  monkeypatch.chdir(folder)
+  bindings = (
+    'Block.mixer = @Mixer',
+    'Mixer.num_heads = 2',
+    'Block.cross = @Cross',
+    'MLP.hidden_dim = 4',
+  )
+  (folder / 'block.gin').write_text('\n'.join(['import older_parts', *bindings]))
+  block = read_config(['block.gin'], root='@Block').build()(8, rngs=nnx.Rngs(0))
+  source = Source(X[:, :3], Tokens.row(3))
+  whole = block(X, Call(Tokens.row(5), Causal(), source=source)).x
+  cache, slots = block.init_cache(2, 5, np.float32, source), Slots.empty(2, 5)
+  for i in range(5):
+    tokens = Tokens(jnp.full((2, 1), i), jnp.ones((2, 1), jnp.int32))
+    slots = slots.extend(tokens)
+    call = Call(tokens, Causal(), source=source.without_vectors(), slots=slots)
+    result = block(X[:, i : i + 1], call, cache)
+    cache = result.cache
+    np.testing.assert_allclose(result.x[:, 0], whole[:, i], atol=1e-5)
 
 
 def test_a_part_that_lacks_another_argument_is_refused(attend):

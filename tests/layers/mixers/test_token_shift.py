@@ -1,15 +1,24 @@
-"""Token shift against slices of the input, and the refusal of sources. Contracts are in tests/contracts."""
+"""Token shift against slices of the input. Contracts are in tests/contracts."""
 
 import functools
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from applying import applied
+from applying import applied, empty
 from flax import nnx
 
-from t2x.base.errors import UserError
-from t2x.layers import MLP, Causal, FeedForward, Full, Result, Source, Tokens, TokenShift
+from t2x.layers import (
+  MLP,
+  Causal,
+  FeedForward,
+  FromSource,
+  Full,
+  MultiHeadAttention,
+  Result,
+  Source,
+  Tokens,
+  TokenShift,
+)
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 8)), jnp.float32)
 
@@ -62,6 +71,16 @@ def test_the_sublayer_receives_the_shifted_input():
   np.testing.assert_allclose(applied(shift, X, pattern=Causal())[0], expected, rtol=1e-6)
 
 
-def test_a_source_is_refused():
-  with pytest.raises(UserError, match='attends to its own tokens and received a source'):
-    applied(build(8), X, pattern=Causal(), source=Source(X, Tokens.row(6)))
+def test_queries_of_a_source_are_shifted_and_cached():
+  cross = functools.partial(FromSource, sublayer=functools.partial(MultiHeadAttention, num_heads=2))
+  shift, source = build(8, cross), Source(X[:, :4], Tokens.row(4))
+  inputs, _ = applied(build(8), X, pattern=Causal())
+  expected, _ = applied(shift.sublayer, inputs, source=source)
+  y, _ = applied(shift, X, pattern=Causal(), source=source)
+  np.testing.assert_allclose(y, expected, rtol=1e-6)
+  state = empty(shift, 2, 6, source=source)
+  for i in range(6):
+    tokens = Tokens(jnp.full((2, 1), i), jnp.ones((2, 1), jnp.int32))
+    call = {'tokens': tokens, 'pattern': Causal(), 'source': source.without_vectors()}
+    one, state = applied(shift, X[:, i : i + 1], state=state, **call)
+    np.testing.assert_allclose(one[:, 0], expected[:, i], rtol=2e-5, atol=1e-6)
