@@ -22,7 +22,7 @@ __all__ = ['ACTIVATION_RULES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
 MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 
 # Mesh axes that split a batch.
-BATCH_AXES = ('data', 'fsdp')
+BATCH_AXES = ('data', 'fsdp', 'expert')
 
 MeshAxes = str | tuple[str, ...] | None
 
@@ -47,13 +47,17 @@ RULES: Mapping[str, MeshAxes] = MappingProxyType(
 ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
   {
     'batch': BATCH_AXES,
+    # Rows whose tokens are at their experts: the axis `expert` splits the experts instead of the rows.
+    'dispatched': ('data', 'fsdp'),
     'experts': 'expert',
     'heads': 'tensor',
     'kv_heads': 'tensor',
     'length': 'context',
-    'looked_up': 'fsdp',
+    'looked_up': ('fsdp', 'expert'),
     'looked_up_batch': 'data',
     'mlp': 'tensor',
+    # Places for the tokens of a row at an expert.
+    'slots': 'context',
     'vocab': 'tensor',
   }
 )
@@ -69,7 +73,7 @@ class Mesh:
   Attributes:
     data: splits batches, replicates parameters. -1 (for at most one axis): all remaining devices.
     fsdp: splits batches and parameters (https://arxiv.org/abs/1910.02054).
-    expert: splits the experts of a mixture.
+    expert: splits batches, and the experts of a mixture (https://arxiv.org/abs/2006.16668).
     context: splits sequences along their length.
     tensor: splits heads, hidden features and vocabulary (https://arxiv.org/abs/1909.08053).
     num_devices: number of devices to use, the first ones; None uses all.

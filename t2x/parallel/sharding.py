@@ -28,7 +28,7 @@ AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
-  """Returns the sharding of arrays [batch, ...], whose rows are split over the axes `data` and `fsdp`."""
+  """Returns the sharding of arrays [batch, ...], whose rows are split over the axes `data`, `fsdp` and `expert`."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -36,7 +36,7 @@ def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size'
   """Raises UserError if a global batch or a micro-batch does not divide evenly over the mesh."""
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size % parts:
-    sizes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
+    sizes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES if mesh.shape[axis] > 1)
     raise UserError(
       f'{name} = {batch_size} does not divide over the mesh axes {sizes} = {parts}: '
       f'choose a multiple of {parts}, or set Mesh.num_devices'

@@ -14,9 +14,11 @@ KINDS = ('all-gather', 'reduce-scatter', 'all-reduce', 'all-to-all', 'collective
 MIXED = ('mixed',)
 # Instructions that do not change the elements of an array, up to their dtype.
 _SAME = ('bitcast', 'copy', 'convert', 'transpose', 'reshape')
-# Devices are listed in three formats: all groups, a transposed range, axes of a mesh.
+# Devices are listed in three formats: all groups, a transposed range, axes of a mesh of all devices or of such a range.
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
-_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}')
+_MESH = re.compile(
+  r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}'
+)
 _PAIRS = re.compile(r'source_target_pairs=\{(.*?)\}\}')
 
 
@@ -130,18 +132,21 @@ def _group(instruction: Instruction, mesh_shape: Mapping[str, int]) -> Sequence[
   """Returns the devices of the first group; for a permutation, those along the axes in which it moves."""
   text = instruction.attributes
   if match := _IOTA.search(text):
-    groups, members, dims = int(match[1]), int(match[2]), integers(match[3])
-    ids = np.arange(math.prod(dims)).reshape(dims)
-    if match[4]:
-      ids = ids.transpose(integers(match[4]))
-    return ids.reshape(groups, members)[0].tolist()
+    return _range(match[3], match[4]).reshape(int(match[1]), int(match[2]))[0].tolist()
   if match := _MESH.search(text):
-    return _along_axes(match[1], match[2])
+    places = _along_axes(match[1], match[4])
+    return sorted(_range(match[2], match[3])[places].tolist()) if match[2] else places
   if match := _PAIRS.search(text):
     return _moved(re.findall(r'(\d+),(\d+)', match[1] + '}'), mesh_shape)
   if match := re.search(r'replica_groups=\{\{([\d,]*)\}', text):
     return integers(match[1])
   return range(math.prod(mesh_shape.values()))
+
+
+def _range(dims: str, order: str | None) -> np.ndarray:
+  """Returns the numbers of all devices as `[2,4]T(1,0)` lists them, in an array of these dimensions transposed."""
+  ids = np.arange(math.prod(integers(dims))).reshape(integers(dims))
+  return (ids.transpose(integers(order)) if order else ids).reshape(-1)
 
 
 def _along_axes(mesh: str, axes: str) -> list[int]:

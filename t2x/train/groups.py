@@ -121,7 +121,7 @@ class Groups:
     self.infos, self._groups = dict(infos), tuple(groups)
     # Index of the group of each row (0-d if no layers are stacked); -1 for no group.
     self._group_indices = {
-      name: np.full(info.shape[:1] if info.layers else (), -1) for name, info in infos.items()
+      name: np.full(len(info.layers) if info.layers else (), -1) for name, info in infos.items()
     }
     for number, group in enumerate(groups):
       self._assign(number, group)
@@ -187,14 +187,17 @@ class Groups:
       return None
     if len(set(factors)) == 1:
       return float(factors[0])
-    return np.array(factors, np.float32).reshape(-1, *[1] * (len(info.shape) - 1))
+    following = len(info.shape) - 1 - info.layer_axis
+    return np.array(factors, np.float32).reshape(-1, *[1] * following)
 
   def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
     """Splits all parameters into trained and frozen ones."""
     trained = {name: params[name] for name in self.trained}
     frozen = {name: params[name] for name in self.frozen}
     for name, (trained_rows, frozen_rows) in self._rows.items():
-      trained[name], frozen[name] = params[name][trained_rows], params[name][frozen_rows]
+      at = (slice(None),) * self.infos[name].layer_axis
+      trained[name] = params[name][*at, trained_rows]
+      frozen[name] = params[name][*at, frozen_rows]
     return trained, frozen
 
   def frozen_rows(self, name: str) -> list[int] | None:
@@ -205,7 +208,8 @@ class Groups:
     """Merges trained and frozen parameters; the inverse of `split`."""
     params = {name: (trained if name in trained else frozen)[name] for name in self.infos}
     for name, (trained_rows, frozen_rows) in self._rows.items():
-      params[name] = join_rows((trained_rows, trained[name]), (frozen_rows, frozen[name]))
+      parts = (trained_rows, trained[name]), (frozen_rows, frozen[name])
+      params[name] = join_rows(*parts, axis=self.infos[name].layer_axis)
     return params
 
   def table(self) -> str:
@@ -241,12 +245,12 @@ def _rate_text(rate: float | Schedule) -> str:
   return str(rate) if isinstance(rate, Schedule) else f'x {rate:.4g}'
 
 
-def join_rows(*parts: tuple[np.ndarray, Any]) -> Any:
-  """Merges parts of a stacked array, each (ascending indices, rows at these indices)."""
+def join_rows(*parts: tuple[np.ndarray, Any], axis: int = 0) -> Any:
+  """Merges parts of a stacked array, each (ascending indices, rows at these indices of the dimension `axis`)."""
   indices, rows = zip(*sorted(parts, key=lambda part: part[0][0]), strict=True)
-  array, order = jnp.concatenate(rows), np.concatenate(indices)
+  array, order = jnp.concatenate(rows, axis), np.concatenate(indices)
   # No gather if the parts are in order already.
-  return array if (np.diff(order) > 0).all() else array[np.argsort(order)]
+  return array if (np.diff(order) > 0).all() else array.take(np.argsort(order), axis)
 
 
 def check_pattern(where: str, pattern: str) -> None:

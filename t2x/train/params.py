@@ -32,8 +32,8 @@ class ParamInfo:
     kind: what the parameter is; see `t2x.layers.param`.
     matrix: (inputs, outputs) of each matrix; None for other parameters.
     stacked: logical axis of each dimension of stacked copies.
-    layers: for each index of the first dimension, the layers of the body that use it, counted from 0 (several if
-      layers share parameters); None outside of stacks of layers.
+    layers: for each index of the dimension of stacked layers, the layers of the body that use it, counted from 0
+      (several if layers share parameters); None outside of stacks of layers.
     num_layers: number of layers of the body; 0 outside of stacks of layers.
     keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
   """
@@ -59,6 +59,11 @@ class ParamInfo:
     return self.stacked + self.axes
 
   @property
+  def layer_axis(self) -> int:
+    """Dimension of stacked layers, of nested ones the innermost."""
+    return _layer_axis(self.stacked)
+
+  @property
   def decayed(self) -> bool:
     """Whether weight decay applies."""
     return self.kind in ('matrix', 'table', 'filter')
@@ -74,9 +79,14 @@ class ParamInfo:
     return tuple(range(start, middle)), tuple(range(middle, end))
 
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
-    """Returns the metadata of the slice with these indices of the stacked dimension."""
-    layers = self.layers and tuple(self.layers[i] for i in indices)
-    return dataclasses.replace(self, shape=(len(indices), *self.shape[1:]), layers=layers)
+    """Returns the metadata of the slice with these indices of the dimension of stacked layers."""
+    layers, shape = self.layers and tuple(self.layers[i] for i in indices), list(self.shape)
+    shape[self.layer_axis] = len(indices)
+    return dataclasses.replace(self, shape=tuple(shape), layers=layers)
+
+
+def _layer_axis(stacked: tuple[str, ...]) -> int:
+  return max(axis for axis, name in enumerate(stacked) if name == 'layers')
 
 
 def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
@@ -87,14 +97,16 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
         f'{name} {list(shape)} does not state what kind of parameter it is: create it with t2x.layers.param'
       )
     numbers: LayerNumbers | None = metadata['layers']
+    stacked = metadata.get('stacked', ())
+    copies = shape[_layer_axis(stacked)] if numbers else 0
     yield ParamInfo(
       prefix + name,
       axes=metadata['axes'],
       shape=shape,
       kind=metadata['kind'],
       matrix=metadata['matrix'],
-      stacked=metadata.get('stacked', ()),
-      layers=tuple(numbers.of(copy) for copy in range(shape[0])) if numbers else None,
+      stacked=stacked,
+      layers=tuple(map(numbers.of, range(copies))) if numbers else None,
       num_layers=numbers.num_layers if numbers else 0,
       keep_float32=metadata['keep_float32'],
     )

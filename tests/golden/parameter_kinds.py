@@ -49,6 +49,7 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
 PARTS = [
   *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
   *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
+  *_width(layers.MixtureOfExperts, num_experts=3, expert=partial(layers.MLP, hidden_dim=32)),
   *_width(layers.TokenShift, sublayer=ATTENTION),
   *_attention('qk_norm', layers.RMSNorm),
   *_attention('joint_qk_norm', layers.LayerNorm),

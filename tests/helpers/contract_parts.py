@@ -13,6 +13,7 @@ from t2x.layers import (
   AddressPositions,
   AttentionFree,
   BilinearScores,
+  Capacity,
   ConvBias,
   CoPE,
   CosineScores,
@@ -39,6 +40,7 @@ from t2x.layers import (
   LowRankQueries,
   LSHAttention,
   MemoryCompressedAttention,
+  MixtureOfExperts,
   MultiHeadAttention,
   NoBias,
   NormedHeads,
@@ -193,6 +195,14 @@ PARTS = {
   'mixture of experts': {
     'build': part(
       SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0, dropout_rate=0.1
+    )
+  },
+  'mixture of two experts per token': {
+    'build': part(
+      MixtureOfExperts,
+      num_experts=4,
+      expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1),
+      dispatch=Capacity(factor=2.0),
     )
   },
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},

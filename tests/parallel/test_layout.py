@@ -43,7 +43,7 @@ def test_constraints_follow_the_table_of_activations():
     with in_step(layout=layout):
       return str(jax.make_jaxpr(lambda x: constrain(x, *axes))(x))
 
-  assert "P(('data', 'fsdp'), 'context', None)" in told('batch', 'length', 'embed')
+  assert "P(('data', 'fsdp', 'expert'), 'context', None)" in told('batch', 'length', 'embed')
   assert "UNCONSTRAINED, UNCONSTRAINED, 'tensor')" in told(..., 'mlp').replace('PartitionSpec.', '')
   with in_step(layout=layout):
     assert (num_parts('length'), num_parts('mlp')) == (4, 1)

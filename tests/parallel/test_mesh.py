@@ -61,7 +61,7 @@ def test_every_axis_exists_on_one_device():
   assert mesh.axis_names == MESH_AXES
   assert set(mesh.shape.values()) == {1}
   assert all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
-  assert batch_sharding(mesh).spec == PartitionSpec(('data', 'fsdp'))
+  assert batch_sharding(mesh).spec == PartitionSpec(('data', 'fsdp', 'expert'))
 
 
 def test_specs_follow_the_rules():
@@ -111,3 +111,5 @@ def test_an_indivisible_axis_is_named():
   assert 'tensor 4' in message
   with pytest.raises(UserError, match=r'Trainer.batch_size = 6 .* data 2 x fsdp 2 = 4'):
     check_batch(mesh_of(data=2, fsdp=2), 6)
+  with pytest.raises(UserError, match=r'Trainer.batch_size = 6 .* fsdp 2 x expert 2 = 4'):
+    check_batch(mesh_of(fsdp=2, expert=2), 6)

@@ -30,6 +30,8 @@ ENTRY %main (a: f32[4,4]) -> f32[8,4] {{
     ("replica_groups=mesh['a'=2,'b'=2,'c'=2] {'b'}", ('fsdp',)),
     ("replica_groups=mesh['a'=8] {'a':(2)2}", ('fsdp',)),
     ("replica_groups=mesh['a'=4,'b'=2] {'a','b'}", ('data', 'fsdp', 'tensor')),
+    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", ('fsdp', 'tensor')),
+    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", ('data',)),
     ('replica_groups={{0,3},{1,2},{4,7},{5,6}}', ('mixed',)),
   ],
 )

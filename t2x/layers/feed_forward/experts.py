@@ -1,25 +1,90 @@
 """Mixture-of-experts feed-forward layers."""
 
-import math
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.activations import relu
-from t2x.layers.feed_forward.mlp import FeedForward
+from t2x.layers.feed_forward.mlp import FeedForward, GatedMLP
+from t2x.layers.feed_forward.routing import (
+  Capacity,
+  Dispatch,
+  Experts,
+  Router,
+  TopK,
+  balance,
+  capacity,
+  inverse,
+  present,
+  slots,
+  take_rows,
+)
 from t2x.layers.initializers import variance_scaling
-from t2x.layers.interfaces import Aux, Call, Result
+from t2x.layers.interfaces import Aux, Call, Result, Sublayer
+from t2x.layers.keys import stacked
 from t2x.layers.parameters import Initializer, dropout, param
 
-__all__ = ['SwitchFeedForward']
+__all__ = ['MixtureOfExperts', 'SwitchFeedForward']
+
+
+class MixtureOfExperts(FeedForward):
+  """Mixture of feed-forward layers of one class, of which each token is processed by those that a router chooses
+  (https://arxiv.org/abs/1701.06538).
+
+  The output is the sum of the outputs of the chosen experts times their weights; padding (segment 0) has none,
+  so that its output is 0. The parameters of the experts are stacked along the axis 'experts', which `Mesh.expert`
+  splits. Returns the auxiliary losses and metrics of the router, the dispatch and the experts.
+
+  Args:
+    d_model: width of the input and output.
+    num_experts: number of experts.
+    expert: builds an expert, a layer that processes each token independently.
+    router: builds the part that chooses the experts of each token.
+    dispatch: brings the vectors to the experts and back.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_experts: Size,
+    expert: Callable[..., Sublayer] = GatedMLP,
+    router: Callable[..., Router] = TopK,
+    dispatch: Dispatch = Capacity(),
+    rngs: nnx.Rngs,
+  ):
+    self.num_experts = num_experts
+    self.dispatch = dispatch
+    self.router = router(d_model, num_experts, rngs=rngs)
+    self.expert = stacked(
+      lambda number, keys: expert(d_model, rngs=keys), num_experts, rngs, axis='experts'
+    )
+    name = f'{type(self).__name__}.expert = {type(self.expert).__name__}'
+    if self.expert.reads:
+      raise UserError(
+        f'{name} reads {", ".join(sorted(self.expert.reads))}, which experts do not get: use a feed-forward layer'
+      )
+    if self.expert.init_cache(1, 1, jnp.float32) is not None:
+      raise UserError(f'{name} has a state, which experts cannot keep: use a feed-forward layer')
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    routing = self.router(x, call)
+    chosen = jnp.where(present(call.tokens, x)[..., None], routing.expert, self.num_experts)
+    routing = dataclasses.replace(routing, expert=chosen)
+    y, aux = self.dispatch(Experts(self.expert, self.num_experts, call), x, routing)
+    return Result(y.astype(x.dtype), aux=routing.aux + aux)
 
 
 class SwitchFeedForward(FeedForward):
@@ -80,34 +145,29 @@ class SwitchFeedForward(FeedForward):
 
   def capacity(self, length: int) -> int:
     """Returns the maximum number of tokens per expert in a row of `length` tokens."""
-    return min(length, math.ceil(self.capacity_factor * length / self.num_experts))
+    return capacity(self.capacity_factor, length, length, self.num_experts)
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     """Applies to each token the expert with the highest router probability."""
     batch, length, width = x.shape
-    capacity = self.capacity(length)
-    segments = call.tokens.segments
-    present = jnp.broadcast_to(True if segments is None else segments != 0, (batch, length))
+    num_slots = self.capacity(length)
+    is_present = present(call.tokens, x)
     probabilities = self._probabilities(x)
     expert = probabilities.argmax(axis=-1)
-    chosen = jax.nn.one_hot(expert, self.num_experts, dtype=jnp.int32) * present[..., None]
-    # Number of earlier tokens in the row with the same expert.
-    rank = (jnp.cumsum(chosen, axis=1) * chosen).sum(axis=-1) - 1
-    has_slot = present & (rank < capacity)
-    num_slots = self.num_experts * capacity
-    slot = jnp.where(has_slot, expert * capacity + rank, num_slots)
-    token = _tokens_of_slots(slot, num_slots)
-    h = _take_rows(x, token).reshape(batch, self.num_experts, capacity, width)
-    y = self._experts(h, call.key).reshape(batch, num_slots, width)
+    choices = jnp.where(is_present, expert, self.num_experts)
+    slot = slots(choices, self.num_experts, num_slots, num_slots)
+    token = inverse(slot, self.num_experts * num_slots)
+    h = take_rows(x, token).reshape(batch, self.num_experts, num_slots, width)
+    y = self._experts(h, call.key).reshape(batch, -1, width)
+    chosen = jax.nn.one_hot(expert, self.num_experts)
     gate = (probabilities * chosen).sum(axis=-1, keepdims=True)
-    dropped = (present & ~has_slot).sum(dtype=jnp.float32)
-    aux = Aux(
-      {'balance': self._balance(probabilities, chosen, present)},
-      {'dropped_tokens': (dropped, present.sum(dtype=jnp.float32))},
-    )
-    return Result((_take_rows(y, slot) * gate).astype(x.dtype), aux=aux)
+    dropped = is_present & (slot == self.num_experts * num_slots)
+    loss = balance(probabilities, expert[..., None], is_present)
+    counts = (dropped.sum(dtype=jnp.float32), is_present.sum(dtype=jnp.float32))
+    aux = Aux({'balance': scalar(self.balance) * loss}, {'dropped_tokens': counts})
+    return Result((take_rows(y, slot) * gate).astype(x.dtype), aux=aux)
 
   def _probabilities(self, x: Array) -> Float[Array, 'batch length experts']:
     router = self.router[...].astype(Dtypes.softmax)
@@ -116,36 +176,8 @@ class SwitchFeedForward(FeedForward):
 
   def _experts(self, h: Float[Array, 'batch experts capacity d_model'], key: Array | None) -> Array:
     """Applies each expert to the tokens in its slots."""
-    h = constrain(h, 'batch', 'experts', None, 'embed')
+    h = constrain(h, 'dispatched', 'experts', None, 'embed')
     h = self.activation(jnp.einsum('becd,edf->becf', h, self.up[...].astype(h.dtype)))
-    h = dropout(constrain(h, 'batch', 'experts', None, 'mlp'), self.dropout_rate, key)
+    h = dropout(constrain(h, 'dispatched', 'experts', None, 'mlp'), self.dropout_rate, key)
     y = jnp.einsum('becf,efd->becd', h, self.down[...].astype(h.dtype))
-    return constrain(y, 'batch', 'experts', None, 'embed')
-
-  def _balance(
-    self,
-    probabilities: Float[Array, 'batch length experts'],
-    chosen: Int[Array, 'batch length experts'],
-    present: Bool[Array, 'batch length'],
-  ) -> Float[Array, ' batch']:
-    """Computes num_experts * sum over experts of (fraction of tokens * mean probability), which is 1 for a
-    uniform distribution, times the coefficient."""
-    num_tokens = jnp.maximum(present.sum(axis=1), 1)[:, None]
-    fraction = chosen.sum(axis=1) / num_tokens
-    mean = (probabilities * present[..., None]).sum(axis=1) / num_tokens
-    return scalar(self.balance) * self.num_experts * (fraction * mean).sum(axis=-1)
-
-
-def _tokens_of_slots(slot: Int[Array, 'batch length'], num_slots: int) -> Int[Array, 'batch slots']:
-  """Returns the token in each slot, `length` for an empty slot. Tokens with slot >= num_slots are dropped."""
-  batch, length = slot.shape
-  empty = jnp.full((batch, num_slots), length, slot.dtype)
-  indices = jnp.arange(length, dtype=slot.dtype)
-  return jax.vmap(lambda row, slot: row.at[slot].set(indices, mode='drop'))(empty, slot)
-
-
-def _take_rows(
-  x: Float[Array, 'batch rows width'], index: Int[Array, 'batch taken']
-) -> Float[Array, 'batch taken width']:
-  """Returns the rows at `index`; zeros for an index out of range. Indices in range do not repeat."""
-  return jnp.take_along_axis(x, index[..., None], axis=1, mode='fill', fill_value=0)
+    return constrain(y, 'dispatched', 'experts', None, 'embed')

@@ -119,12 +119,15 @@ class SavedParams:
 
   def _joined(self, name: str, abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """Reads a stacked parameter of which some layers are frozen."""
+    shape = tuple(self.checkpoints.about(self.step)['arrays'][self._prefix + name])
+    axis = next(i for i, size in enumerate(shape) if size != abstract.shape[i])
     frozen = np.array(self._rows[name][0])
-    trained = np.setdiff1d(np.arange(abstract.shape[0]), frozen)
+    trained = np.setdiff1d(np.arange(abstract.shape[axis]), frozen)
 
     def part(read, indices):
-      shape = (len(indices), *abstract.shape[1:])
-      return indices, read({name: jax.ShapeDtypeStruct(shape, abstract.dtype)})[name]
+      part_shape = (*shape[:axis], len(indices), *shape[axis + 1 :])
+      return indices, read({name: jax.ShapeDtypeStruct(part_shape, abstract.dtype)})[name]
 
-    array = join_rows(part(self._trained_arrays, trained), part(self._frozen_arrays, frozen))
+    parts = part(self._trained_arrays, trained), part(self._frozen_arrays, frozen)
+    array = join_rows(*parts, axis=axis)
     return array if abstract.sharding is None else jax.device_put(array, abstract.sharding)
