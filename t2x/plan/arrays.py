@@ -172,12 +172,14 @@ class Totals:
     saved: bytes that are computed from the batch and live when the backward pass starts.
     work: operations by FLOPs and bytes of memory traffic.
     collectives: bytes by (kind, mesh axes), counted as in `t2x.plan.collectives`.
+    repeated: FLOPs that a CPU adds to grouped products, because it multiplies each row with the matrices of all groups.
   """
 
   peak: dict[str, int]
   saved: int
   work: Work
   collectives: collections.Counter[tuple[str, tuple[str, ...]]]
+  repeated: int = 0
 
   @property
   def flops(self) -> int:

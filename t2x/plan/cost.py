@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from t2x.parallel.mesh import BATCH_AXES
 from t2x.plan.collectives import MIXED, Collective
 from t2x.plan.hardware import (
   LINK_EFFICIENCY,
@@ -12,8 +13,8 @@ from t2x.plan.hardware import (
   Device,
 )
 
-# Mesh axes whose collectives (parameters, gradients) can run beside products.
-OVERLAPPED = frozenset({'data', 'fsdp'})
+# Mesh axes whose collectives of parameters and gradients can run beside products.
+OVERLAPPED = frozenset(BATCH_AXES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class StepTime:
 
   Attributes:
     compute: products and memory traffic.
-    overlapped: collectives over `data` and `fsdp`.
+    overlapped: collectives over the axes that split the batch, except all-to-all, which moves activations.
     exposed: other collectives, whose results the next operation needs.
   """
 
@@ -63,7 +64,7 @@ def step_time(
   overlapped = exposed = 0.0
   for collective in communication:
     seconds = collective_seconds(collective, device, mesh_shape)
-    if OVERLAPPED.issuperset(collective.axes):
+    if collective.kind != 'all-to-all' and OVERLAPPED.issuperset(collective.axes):
       overlapped += seconds
     else:
       exposed += seconds

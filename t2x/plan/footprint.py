@@ -29,6 +29,7 @@ class Footprint:
     flops: FLOPs of all products, recomputation included.
     work: operations by (FLOPs, bytes of memory traffic), with their numbers.
     collectives: bytes by (kind, mesh axes).
+    repeated: FLOPs that a CPU adds to grouped products (`jax.lax.ragged_dot`), which it computes for every group.
   """
 
   parameters: int
@@ -39,6 +40,7 @@ class Footprint:
   flops: int
   work: Mapping[tuple[int, int], int]
   collectives: Mapping[tuple[str, tuple[str, ...]], int]
+  repeated: int = 0
 
   @property
   def arguments(self) -> int:
@@ -80,6 +82,7 @@ def footprint(program: Program) -> Footprint:
     flops=totals.flops,
     work=totals.work,
     collectives=totals.collectives,
+    repeated=totals.repeated,
   )
 
 
@@ -113,7 +116,7 @@ def _gradients(program: Program) -> dict[tuple[int, ...], dict[int, tuple[str, .
   for name, info in program.groups.trained.items():
     leaf = program.abstract.params[name]
     spec = _spec(leaf)
-    for skipped in {0, len(info.stacked)}:
+    for skipped in {0, info.layer_axis + 1 if info.layers else 0}:
       shape = leaf.shape[skipped:]
       axes: dict[int, tuple[str, ...]] = collections.defaultdict(tuple)
       for size, names in zip(shape, spec[skipped:], strict=True):

@@ -16,6 +16,7 @@ from t2x.plan.shards import (
   dot_spec,
   flat,
   gather_spec,
+  grouped_spec,
   merged,
   once,
   parts,
@@ -24,12 +25,16 @@ from t2x.plan.shards import (
   unsplit,
   without,
 )
+from t2x.train.logs.flops import grouped_multiply_adds
 
 # Mesh axes that split the tokens of a batch.
 ROW_AXES = {*BATCH_AXES, 'context'}
 SCATTERS = ('scatter', 'scatter-add', 'scatter_add', 'scatter-mul', 'scatter_mul')
 # Collectives of mapped functions -> their kind.
 COLLECTIVES = {'ppermute': 'collective-permute', 'psum': 'all-reduce'}
+# Product of each row with the matrix of its group, as in mixtures of experts.
+GROUPED = 'ragged_dot_general'
+PRODUCTS = ('dot_general', 'conv_general_dilated', GROUPED)
 # Operations whose operands and results are in memory.
 HEAVY = (
   'cholesky',
@@ -42,7 +47,7 @@ HEAVY = (
   'eigh',
   'gather',
   *COLLECTIVES,
-  'ragged_dot_general',
+  GROUPED,
   *SCATTERS,
   'sort',
   'top_k',
@@ -59,6 +64,10 @@ def output_specs(
   params, shapes = equation.params, [tuple(v.aval.shape) for v in equation.outvars]
   if name == 'dot_general':
     spec, summed = dot_spec(inputs[0].spec, inputs[1].spec, params['dimension_numbers'])
+    return [spec], summed
+  if name == GROUPED:
+    numbers = params['ragged_dot_dimension_numbers']
+    spec, summed = grouped_spec(inputs[0].spec, inputs[1].spec, numbers)
     return [spec], summed
   if name == 'sharding_constraint':
     return [constrained(params['sharding'], inputs[0])], ()
@@ -86,6 +95,8 @@ def product_flops(
   equation: Any, result: Array, inputs: Sequence[Array], summed: tuple[str, ...], sizes: Sizes
 ) -> int:
   """Returns the FLOPs of a matrix product or convolution on one device, 2 per multiply-add."""
+  if equation.primitive.name == GROUPED:
+    return 2 * grouped_multiply_adds(equation) // parts([*result.spec, summed], sizes)
   local = result.size // parts(result.spec, sizes)
   if equation.primitive.name == 'dot_general':
     (contracted, _), _ = equation.params['dimension_numbers']
@@ -118,6 +129,32 @@ def _scattered(
   result = once(spec, ())
   summed = tuple(x for x in flat(updates) if x not in flat(result) and x in ROW_AXES)
   return [result], summed
+
+
+def num_groups(equation: Any) -> int:
+  """Returns the number of groups of a product; 1 for a product without groups."""
+  if equation.primitive.name != GROUPED:
+    return 1
+  return equation.invars[2].aval.shape[-1]
+
+
+def matching_axes(name: str, params: Any, first: Array, second: Array, swapped: bool) -> Spec:
+  """Returns for each dimension of an operand the mesh axes of the same dimension of another operand.
+
+  Args:
+    name: the primitive.
+    params: its parameters.
+    first: the operand.
+    second: the other operand.
+    swapped: whether `first` is the second operand of a product.
+  """
+  if name != 'dot_general':
+    is_same = len(first.shape) == len(second.shape)
+    return second.spec if is_same else unsplit(len(first.shape))
+  _, (left, right) = params['dimension_numbers']
+  own, other = (right, left) if swapped else (left, right)
+  places = dict(zip(own, other, strict=True))
+  return tuple(second.spec[places[i]] if i in places else () for i in range(len(first.shape)))
 
 
 def constrained(sharding: Any, array: Array) -> Spec:

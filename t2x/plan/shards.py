@@ -100,6 +100,18 @@ def dot_spec(lhs: Spec, rhs: Spec, dimension_numbers: Any) -> tuple[Spec, tuple[
   return once(result, summed), tuple(summed)
 
 
+def grouped_spec(lhs: Spec, rhs: Spec, numbers: Any) -> tuple[Spec, tuple[str, ...]]:
+  """Returns the spec of a grouped product (`jax.lax.ragged_dot`), and the mesh axes over which its parts are summed."""
+  (lhs_contracted, rhs_contracted), batch = numbers.dot_dimension_numbers
+  groups = tuple(numbers.rhs_group_dimensions)
+  # The dimension of the groups has no counterpart in the rows, as a contracted dimension of the matrices.
+  rest = tuple(axes for i, axes in enumerate(rhs) if i not in groups)
+  places = [j - sum(g < j for g in groups) for j in rhs_contracted]
+  spec, summed = dot_spec(lhs, rest, ((lhs_contracted, places), batch))
+  # Without groups, the rows are contracted within each group, which becomes the first dimension.
+  return (spec if groups else ((), *spec)), summed
+
+
 def once(spec: Iterable[tuple[str, ...]], used: Iterable[str]) -> Spec:
   """Keeps the first use of each mesh axis that is not in `used`."""
   taken, result = set(used), []

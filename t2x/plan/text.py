@@ -107,6 +107,11 @@ def _operations(planned: Planned, device: Device | None) -> str:
     f'{program.flops.full * tokens:.4g}), products of the step {variant.footprint.flops:.4g}'
     + ('' if compiled is None else f'; compiled: {compiled.flops:.4g}')
   ]
+  if compiled is not None and variant.footprint.repeated:
+    lines.append(
+      f'compiled for CPUs, which compute a grouped product (ragged_dot) for every group: '
+      f'{variant.footprint.repeated:.4g} of the compiled FLOPs, and temporaries, that accelerators do not need'
+    )
   title = f'collectives, {"traced" if compiled is None else "compiled"}'
   rows = [(title, 'mesh axes', 'number', 'bytes', '' if device is None else 'time, assumed rates')]
   for c in communication(planned):

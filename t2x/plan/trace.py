@@ -11,9 +11,12 @@ from t2x.plan.rules import (
   COLLECTIVES,
   EXPENSIVE,
   HEAVY,
+  PRODUCTS,
   ROW_AXES,
   SCATTERS,
   constrained,
+  matching_axes,
+  num_groups,
   output_specs,
   product_flops,
 )
@@ -63,7 +66,7 @@ class Walker:
     if frame.unknown:
       work += max(frame.unknown, key=lambda w: sum(f * n for (f, _), n in w.items()))
     saved = max(frame.saved, frame.frame.saved)
-    return outputs, Totals(peak, saved, work, frame.collectives)
+    return outputs, Totals(peak, saved, work, frame.collectives, frame.repeated)
 
 
 class _FrameWalker:
@@ -75,7 +78,7 @@ class _FrameWalker:
     self.work: Work = collections.Counter()
     self.unknown: list[Work] = []
     self.collectives: collections.Counter = collections.Counter()
-    self.saved = 0
+    self.saved = self.repeated = 0
     self.gathered: dict[tuple[int, tuple[str, ...]], Array] = {}
 
   def inline(self, closed: Any, inputs: Sequence[Array], is_backward: bool) -> list[Array]:
@@ -214,6 +217,7 @@ class _FrameWalker:
       self.work += work
     for key, size in totals.collectives.items():
       self.collectives[key] += size * length
+    self.repeated += totals.repeated * length
     if not is_backward:
       self.saved = max(self.saved, totals.saved)
 
@@ -271,8 +275,9 @@ class _FrameWalker:
       result.is_gradient = any(a.is_gradient and a.size == result.size for a in inputs)
       results.append(result)
     flops = 0
-    if name in ('dot_general', 'conv_general_dilated'):
+    if name in PRODUCTS:
       flops = product_flops(equation, results[0], inputs, summed, self.sizes)
+      self.repeated += (num_groups(equation) - 1) * flops
     if summed:
       for result in results:
         self._combine(result, summed)
@@ -315,9 +320,12 @@ class _FrameWalker:
       return False
     before, after = flat(inputs[0].spec), flat(result.spec)
     lost = tuple(axis for axis in before if axis not in after)
-    if lost and result.from_batch:
+    pairs = zip(inputs[0].spec, result.spec, strict=True)
+    moved = tuple(axis for old, new in pairs for axis in new if axis in before and axis not in old)
+    if result.from_batch:
+      self._record('all-to-all', moved, result)
       self._record('all-gather', lost, result)
-    return bool(lost)
+    return bool(lost or moved)
 
   def _gathered(self, name: str, equation: Any, inputs: list[Array]) -> tuple[list[Array], int]:
     """Returns the operands, of which parameters are gathered over the axes that split the batch."""
@@ -325,9 +333,13 @@ class _FrameWalker:
     if not batch or len(inputs) < 2 or name == 'gather':
       return inputs, 0
     result, extra = [], 0
-    for array in inputs:
-      used = {x for x in flat(max(batch, key=lambda a: a.size).spec) if x in BATCH_AXES}
-      lost = tuple(axis for axis in flat(array.spec) if axis in used)
+    largest = max(batch, key=lambda a: a.size)
+    used = {x for x in flat(largest.spec) if x in BATCH_AXES}
+    for place, array in enumerate(inputs):
+      # An axis that splits the same dimension of both stays, as that of the experts.
+      same = matching_axes(name, equation.params, array, largest, swapped=place > 0)
+      pairs = zip(array.spec, same, strict=True)
+      lost = tuple(x for axes, kept in pairs for x in axes if x in used and x not in kept)
       if array.from_batch or not lost:
         result.append(array)
         continue

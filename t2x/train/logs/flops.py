@@ -174,11 +174,7 @@ def _of_equation(equation: Any, scope: str) -> int:
     (contracted, _), _ = params['dimension_numbers']
     return math.prod(out.shape) * math.prod(shapes[0][axis] for axis in contracted)
   if name == 'ragged_dot_general':
-    # Each row of the first operand is multiplied with one of the matrices.
-    numbers = params['ragged_dot_dimension_numbers']
-    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
-    used = {*contracted, *batch, *numbers.rhs_group_dimensions}
-    return math.prod(shapes[0]) * math.prod(n for i, n in enumerate(shapes[1]) if i not in used)
+    return grouped_multiply_adds(equation)
   if name == 'conv_general_dilated':
     outputs = params['dimension_numbers'].rhs_spec[0]
     # With feature groups, the kernel has only the input channels that each output channel reads.
@@ -186,6 +182,15 @@ def _of_equation(equation: Any, scope: str) -> int:
   if name == 'mul' and TOKEN_SUMS in scope and jnp.issubdtype(out.dtype, jnp.floating):
     return math.prod(out.shape)
   return 0
+
+
+def grouped_multiply_adds(equation: Any) -> int:
+  """Returns the multiply-adds of a grouped product (`jax.lax.ragged_dot`): each row is multiplied with one of the matrices."""
+  numbers = equation.params['ragged_dot_dimension_numbers']
+  (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+  used = {*contracted, *batch, *numbers.rhs_group_dimensions}
+  rows, matrices = (variable.aval.shape for variable in equation.invars[:2])
+  return math.prod(rows) * math.prod(n for i, n in enumerate(matrices) if i not in used)
 
 
 def _inner_jaxprs(equation: Any) -> Iterator[Any]:

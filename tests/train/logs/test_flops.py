@@ -38,8 +38,11 @@ from t2x.layers import (
   FlowAttention,
   FullBias,
   GatedDeltaNet,
+  GatedMLP,
   LightweightConvolution,
+  Linear,
   LinearAttention,
+  MixtureOfExperts,
   Plus,
   PlusAlpha,
   RandomScores,
@@ -215,6 +218,13 @@ MIXERS = {
     functools.partial(SwitchFeedForward, num_experts=4, hidden_dim=32),
     16 * 4 + FEED_FORWARD * 40 / 32,
   ),
+  # The router, and 20 slots of each of 4 gated experts (three matrices) for 32 tokens with two choices.
+  'experts': (
+    functools.partial(
+      MixtureOfExperts, num_experts=4, expert=functools.partial(GatedMLP, hidden_dim=32)
+    ),
+    16 * 4 + 3 * 16 * 32 * 80 / 32,
+  ),
 }
 
 
@@ -245,9 +255,22 @@ class Grouped(FeedForward):
     return Result(jax.lax.ragged_dot(rows, self.kernel[...], half).reshape(x.shape))
 
 
-def test_a_grouped_product_counts_one_matrix_per_token():
-  blocks = [functools.partial(Block, mixer=attention(), feed_forward=Grouped)]
-  assert flops(blocks=blocks) == 6 * (3 * (4 * 16 * 16 + SCORES + 16 * 16) + TABLE)
+class Dense(FeedForward):
+  """All tokens in one expert."""
+
+  def __init__(self, d_model, *, rngs):
+    self.map = Linear((d_model,), (d_model,), ('embed', 'mlp'), init=lecun_normal(), rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    return Result(self.map(x))
+
+
+def test_a_grouped_product_counts_one_matrix_per_token_as_a_dense_one():
+  grouped, dense = (
+    flops(blocks=[functools.partial(Block, mixer=attention(), feed_forward=part)])
+    for part in (Grouped, Dense)
+  )
+  assert grouped == dense == 6 * (3 * (4 * 16 * 16 + SCORES + 16 * 16) + TABLE)
 
 
 def test_full_position_biases_multiply_all_pairs():
