@@ -30,8 +30,11 @@ TOLERANCE = 1e-5
 # largest of all.
 GRADIENT_TOLERANCE = 1e-4
 NOTHING = 1e-6
-# Systems whose name in the headers of configs is not that of the family.
-SYSTEMS = {'FSMT': 'Transformer'}
+# Systems of the headers of configs that a family compares.
+SYSTEMS = {
+  'ALBERT': ('ALBERT', 'shared layers', 'factorised embedding'),
+  'FSMT': ('Transformer',),
+}
 COLUMNS = {
   'parameters': 'parameters',
   'difference': 'largest difference',
@@ -52,8 +55,9 @@ def table(add_row, request):
     for column, of in (('difference', 'outputs'), ('gradient', 'gradients')):
       if column in row:
         name = family.split(',')[0]
-        value = SYSTEMS.get(name, name), 'transformers', of, float(row[column])
-        request.node.user_properties.append(('difference', value))
+        for system in SYSTEMS.get(name, (name,)):
+          value = system, 'transformers', of, float(row[column])
+          request.node.user_properties.append(('difference', value))
   for family, row in rows.items():
     add_row(
       'parity with transformers',
@@ -197,5 +201,39 @@ def gradients(table, tmp_path):
       assert found < GRADIENT_TOLERANCE, f'gradient of {name}: {found}'
       largest = max(largest, found)
     table[family]['gradient'] = f'{largest:.0e}'
+
+  return check
+
+
+@pytest.fixture
+def same_gradient(compared):
+  """`same_gradient(system, reference, x, theirs, ours, rows=True, ...)`: equal outputs and gradients of x.
+
+  Args:
+    x: array [batch, length, ...] of NumPy.
+    theirs: maps x as a tensor to the output.
+    ours: the same for arrays of JAX.
+    rows: mask [batch, length] of the tokens that are compared.
+    slope: tolerance of gradients, relative to the largest.
+    tolerances: of outputs.
+  """
+
+  def check(system, reference, x, theirs, ours, rows=True, slope=1e-5, **tolerances):
+    leaf = torch.tensor(x, requires_grad=True)
+    expected = theirs(leaf)
+    weights = np.random.default_rng(5).normal(size=expected.shape).astype(np.float32)
+    weights *= np.broadcast_to(rows, x.shape[:2])[..., None]
+    (expected * torch.tensor(weights)).sum().backward()
+
+    def weighted(x):
+      y = ours(x)
+      return (y * weights).sum(), y
+
+    gradient, y = jax.jit(jax.grad(weighted, has_aux=True))(jax.numpy.asarray(x))
+    rows = np.broadcast_to(rows, x.shape[:2])
+    compared(system, reference, np.asarray(y)[rows], expected.detach().numpy()[rows], **tolerances)
+    wanted = leaf.grad.numpy()
+    atol = slope * np.abs(wanted).max()
+    compared(system, reference, gradient, wanted, atol=atol, of='gradients')
 
   return check

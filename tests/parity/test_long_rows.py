@@ -69,7 +69,18 @@ def assert_close(compared):
   return check
 
 
-def test_big_bird_equals_block_sparse_attention_of_transformers(assert_close):
+@pytest.fixture
+def same(same_gradient):
+  """`same(system, reference, x, theirs, ours, rows)`: equal outputs and gradients up to the tolerance."""
+
+  def check(system, reference, x, theirs, ours, rows=True):
+    atol = TOLERANCE * theirs(torch.tensor(x)).abs().max().item()
+    same_gradient(system, reference, x, theirs, ours, rows, atol=atol)
+
+  return check
+
+
+def test_big_bird_equals_block_sparse_attention_of_transformers(same):
   """With the random blocks of the pattern, in training mode: in evaluation mode all of theirs are block 0."""
   from transformers.models.big_bird import modeling_big_bird
 
@@ -91,15 +102,18 @@ def test_big_bird_equals_block_sparse_attention_of_transformers(assert_close):
     torch.tensor(is_token), block
   )
   blocked, band, from_mask, to_mask = masks
-  expected = theirs(torch.tensor(x), band, from_mask, to_mask, blocked, blocked)[0]
   tokens = Tokens.row(length, segments=jnp.asarray(is_token, jnp.int32))
-  y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=pattern)
-  system = 'BigBird', 'transformers BigBirdBlockSparseAttention'
-  assert_close(*system, y[0], expected[0])
-  assert_close(*system, y[1, :35], expected[1, :35])
+  same(
+    'BigBird',
+    'transformers BigBirdBlockSparseAttention',
+    x,
+    lambda x: theirs(x, band, from_mask, to_mask, blocked, blocked)[0],
+    lambda x: applied(ours, x, tokens=tokens, pattern=pattern)[0],
+    is_token > 0,
+  )
 
 
-def test_global_local_attention_equals_longformer_of_transformers(assert_close):
+def test_global_local_attention_equals_longformer_of_transformers(same):
   """A window of 4 shows 2 tokens on each side, in rows of a multiple of it; padding and marked global tokens."""
   from transformers.models.longformer import modeling_longformer
 
@@ -119,22 +133,26 @@ def test_global_local_attention_equals_longformer_of_transformers(assert_close):
   x, mask = inputs(length), np.zeros((2, length), np.float32)
   mask[0, [0, 7, 12]] = mask[1, 3] = 10000
   mask[1, 13:] = -10000
-  expected = theirs(
-    torch.tensor(x),
-    attention_mask=torch.tensor(mask),
-    is_index_masked=torch.tensor(mask < 0),
-    is_index_global_attn=torch.tensor(mask > 0),
-    is_global_attn=True,
-  )[0]
+  settings = {
+    'attention_mask': torch.tensor(mask),
+    'is_index_masked': torch.tensor(mask < 0),
+    'is_index_global_attn': torch.tensor(mask > 0),
+    'is_global_attn': True,
+  }
   segments, marks = jnp.asarray(mask >= 0, jnp.int32), {'global': jnp.asarray(mask > 0)}
   tokens = Tokens.row(length, segments=segments, marks=marks)
-  y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=Window(3) | Marked('global'))
-  system = 'Longformer', 'transformers LongformerSelfAttention'
-  assert_close(*system, y[0], expected[0])
-  assert_close(*system, y[1, :13], expected[1, :13])
+  pattern = Window(3) | Marked('global')
+  same(
+    'Longformer',
+    'transformers LongformerSelfAttention',
+    x,
+    lambda x: theirs(x, **settings)[0],
+    lambda x: applied(ours, x, tokens=tokens, pattern=pattern)[0],
+    mask >= 0,
+  )
 
 
-def test_nystrom_attention_equals_nystromformer_of_transformers(assert_close):
+def test_nystrom_attention_equals_nystromformer_of_transformers(same):
   """Without a mask, with which transformers 5 fails, and with a starting point of its iteration per head."""
   from transformers.models.nystromformer import modeling_nystromformer
 
@@ -155,10 +173,8 @@ def test_nystrom_attention_equals_nystromformer_of_transformers(assert_close):
     copy_projection(projection, getattr(theirs, name))
   remove_output_projection(ours)
   ours.conv[...] = copied(theirs.conv.weight, HEADS, 7).T
-  x = inputs(length)
-  y, _ = applied(ours, jnp.asarray(x))
   system = 'Nyströmformer', 'transformers NystromformerSelfAttention'
-  assert_close(*system, y, theirs(torch.tensor(x))[0])
+  same(*system, inputs(length), lambda x: theirs(x)[0], lambda x: applied(ours, x)[0])
 
 
 def memory_compressed(pattern):
@@ -191,12 +207,10 @@ def memory_compressed(pattern):
 
 
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
-def test_memory_compressed_attention_equals_its_package(pattern, assert_close):
+def test_memory_compressed_attention_equals_its_package(pattern, same):
   """Their scores are divided by the root of the width."""
   theirs, ours = memory_compressed(pattern)
-  x = inputs(20)
-  y, _ = applied(ours, jnp.asarray(x), pattern=pattern)
-  assert_close(*MEMORY_COMPRESSED, y, theirs(torch.tensor(x)))
+  same(*MEMORY_COMPRESSED, inputs(20), theirs, lambda x: applied(ours, x, pattern=pattern)[0])
 
 
 def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_of_its_package(

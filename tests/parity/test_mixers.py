@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from applying import applied, empty
 from flax import nnx
+from torch_heads import joined, projected, torch
 
 from t2x.layers import (
   AttentionFree,
@@ -25,14 +26,12 @@ from t2x.layers import (
 )
 from t2x.layers.mixers.feature_maps import orthogonal_normal
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-
 WIDTH, HEADS, LENGTH = 24, 3, 10
 TOLERANCE = {'rtol': 1e-5, 'atol': 1e-5}
 X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
 
 
-def test_linformer_equals_the_package_linformer(compared):
+def test_linformer_equals_the_package_linformer(same_gradient):
   linformer = pytest.importorskip('linformer', reason="the extra 'references' is not installed")
   torch.manual_seed(0)
   theirs = linformer.LinformerSelfAttention(WIDTH, seq_len=12, k=5, heads=HEADS)
@@ -57,32 +56,31 @@ def test_linformer_equals_the_package_linformer(compared):
   ours.out.bias[...] = copied(theirs.to_out.bias)
   # 12 tokens use all rows of E and F, 10 tokens a slice.
   for x in (X, np.concatenate([X, X[:, :2]], axis=1)):
-    expected = theirs(torch.tensor(x)).detach().numpy()
-    y, _ = applied(ours, jnp.asarray(x))
-    compared('Linformer', 'linformer', y, expected, **TOLERANCE)
+    same_gradient('Linformer', 'linformer', x, theirs, lambda x: applied(ours, x)[0], **TOLERANCE)
 
 
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
-def test_linear_attention_equals_the_package_performer_pytorch(pattern, compared):
+def test_linear_attention_equals_the_package_performer_pytorch(pattern, same_gradient):
   package = pytest.importorskip(
     'performer_pytorch.performer_pytorch', reason="the extra 'references' is not installed"
   )
   ours = LinearAttention(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(3 * X)))
-  q, k = (torch.nn.functional.elu(a) + 1 for a in (q, k))
-  if pattern == Causal():
-    y = package.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0)
-  else:
-    y = package.linear_attention(q, k, v)
-  expected = ours.out(jnp.asarray(y.numpy().swapaxes(1, 2)))
-  y, _ = applied(ours, jnp.asarray(3 * X), pattern=pattern)
-  compared('linear attention', 'performer-pytorch', y, expected, **TOLERANCE)
+
+  def theirs(x):
+    q, k, v = projected(ours, x)
+    q, k = (torch.nn.functional.elu(a) + 1 for a in (q, k))
+    if pattern == Causal():
+      return joined(ours, package.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0))
+    return joined(ours, package.linear_attention(q, k, v))
+
+  system = 'linear attention', 'performer-pytorch'
+  same_gradient(*system, 3 * X, theirs, lambda x: applied(ours, x, pattern=pattern)[0], **TOLERANCE)
 
 
 @pytest.mark.parametrize('features', [FavorPlus, ReluFeatures])
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 def test_random_features_equal_the_package_performer_pytorch(
-  pattern, features, monkeypatch, compared
+  pattern, features, monkeypatch, same_gradient
 ):
   package = pytest.importorskip(
     'performer_pytorch.performer_pytorch', reason="the extra 'references' is not installed"
@@ -105,13 +103,17 @@ def test_random_features_equal_the_package_performer_pytorch(
     chunk=4,
     rngs=nnx.Rngs(0),
   )
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(X)))
-  expected = ours.out(jnp.asarray(theirs(q, k, v).numpy().swapaxes(1, 2)))
-  y, _ = applied(ours, jnp.asarray(X), pattern=pattern)
-  compared('Performer', 'performer-pytorch', y, expected, **TOLERANCE)
+  same_gradient(
+    'Performer',
+    'performer-pytorch',
+    X,
+    lambda x: joined(ours, theirs(*projected(ours, x))),
+    lambda x: applied(ours, x, pattern=pattern)[0],
+    **TOLERANCE,
+  )
 
 
-def test_gated_delta_net_equals_qwen3_next_in_transformers(compared):
+def test_gated_delta_net_equals_qwen3_next_in_transformers(compared, same_gradient):
   qwen = pytest.importorskip(
     'transformers.models.qwen3_next.modeling_qwen3_next',
     reason="the extra 'parity' is not installed",
@@ -151,10 +153,8 @@ def test_gated_delta_net_equals_qwen3_next_in_transformers(compared):
   ours.norm.scale[...] = jnp.asarray(theirs.norm.weight.detach().numpy())
   out = theirs.out_proj.weight.detach().numpy().T
   ours.out.kernel[...] = jnp.asarray(out.reshape(HEADS, dim, WIDTH))
-  expected = theirs(torch.tensor(X)).detach().numpy()
-  y, _ = run(ours, jnp.asarray(X), pattern=Causal())
   system = 'gated delta rule', 'transformers Qwen3NextGatedDeltaNet'
-  compared(*system, y, expected, **TOLERANCE)
+  same_gradient(*system, X, theirs, lambda x: run(ours, x, pattern=Causal())[0], **TOLERANCE)
   # Their single-token form, with a cache.
   cache = qwen.DynamicCache(config=config)
   theirs(torch.tensor(X[:, :-1]), cache_params=cache)
@@ -166,7 +166,7 @@ def test_gated_delta_net_equals_qwen3_next_in_transformers(compared):
 
 
 @pytest.mark.parametrize('name', ['AFTFull', 'AFTSimple', 'AFTLocal'])
-def test_attention_free_equals_the_package_aft_pytorch(name, compared):
+def test_attention_free_equals_the_package_aft_pytorch(name, same_gradient):
   package = pytest.importorskip('aft_pytorch', reason="the extra 'references' is not installed")
   torch.manual_seed(0)
   settings = {'s': 4} if name == 'AFTLocal' else {}
@@ -194,6 +194,5 @@ def test_attention_free_equals_the_package_aft_pytorch(name, compared):
       inside = (index >= 0) & (index < LENGTH)
       table = np.where(inside, table[np.arange(LENGTH)[:, None], index % LENGTH], 0)
     ours.bias.table[...] = jnp.asarray(table.reshape(ours.bias.table.shape))
-  expected = theirs(torch.tensor(X)).detach().numpy()
-  y, _ = jax.jit(applied)(ours, jnp.asarray(X))
-  compared('AFT', f'aft-pytorch {name}', y, expected, **TOLERANCE)
+  system = 'AFT', f'aft-pytorch {name}'
+  same_gradient(*system, X, theirs, lambda x: applied(ours, x)[0], **TOLERANCE)

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from applying import applied
 from flax import nnx
+from torch_heads import joined, projected, torch
 
 from t2x.layers import Call, Causal, Full, LSHAttention, RoutingAttention, SinkhornAttention, Tokens
 from t2x.layers.mixers.sinkhorn_attention import sinkhorn
-
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
 WIDTH, HEADS, LENGTH = 24, 3, 16
 HEAD_DIM = WIDTH // HEADS
@@ -80,7 +79,7 @@ def limit_to_near_places_of_a_bucket(theirs, buckets, chunk, monkeypatch):
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 @pytest.mark.parametrize('padded', [False, True])
 def test_lsh_attention_equals_transformers_with_the_condition_of_the_same_bucket(
-  pattern, padded, monkeypatch, compared
+  pattern, padded, monkeypatch, same_gradient
 ):
   chunk, buckets, rounds = 4, 4, 3
   theirs, rotations = reformer(chunk, buckets, rounds, pattern == Causal())
@@ -92,13 +91,17 @@ def test_lsh_attention_equals_transformers_with_the_condition_of_the_same_bucket
   with torch.no_grad():
     x = torch.tensor(X, dtype=torch.float64)
     found = theirs(x, mask).buckets
-    limit_to_near_places_of_a_bucket(theirs, found, chunk, monkeypatch)
-    expected = theirs(x, mask).hidden_states.numpy()
-  y, _ = applied(
-    ours, jnp.asarray(X), pattern=pattern, tokens=Tokens.row(LENGTH, segments=segments)
+  limit_to_near_places_of_a_bucket(theirs, found, chunk, monkeypatch)
+  tokens = Tokens.row(LENGTH, segments=segments)
+  same_gradient(
+    *LSH,
+    X,
+    lambda x: theirs(x.double(), mask).hidden_states,
+    lambda x: applied(ours, x, pattern=pattern, tokens=tokens)[0],
+    present if padded else True,
+    rtol=1e-5,
+    atol=2e-6,
   )
-  rows = present if padded else np.ones_like(present)
-  compared(*LSH, y[rows], expected[rows], rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
@@ -135,7 +138,7 @@ def test_sinkhorn_normalisation_equals_the_package_sinkhorn_transformer(compared
   compared(*SINKHORN, ours[:, 0], theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch, compared):
+def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch, same_gradient):
   """Without its noise and its relu, and with equal keys and values, as it takes the matched values from the
   keys."""
   package = sinkhorn_package()
@@ -150,13 +153,17 @@ def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch,
     WIDTH, num_heads=HEADS, block=4, iterations=3, temperature=0.3, rngs=nnx.Rngs(0)
   )
   ours.v.kernel[...] = ours.k.kernel[...]
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(2 * X)))
-  expected = ours.output(jnp.asarray(theirs(q, k, v).detach().numpy().swapaxes(1, 2)))
-  y, _ = applied(ours, jnp.asarray(2 * X))
-  compared(*SINKHORN, y, expected, rtol=1e-5, atol=1e-5)
+  same_gradient(
+    *SINKHORN,
+    2 * X,
+    lambda x: joined(ours, theirs(*projected(ours, x))),
+    lambda x: applied(ours, x)[0],
+    rtol=1e-5,
+    atol=1e-5,
+  )
 
 
-def test_routing_attention_equals_the_package_routing_transformer(compared):
+def test_routing_attention_equals_the_package_routing_transformer(compared, same_gradient):
   package = pytest.importorskip(
     'routing_transformer.routing_transformer', reason="the extra 'references' is not installed"
   )
@@ -171,12 +178,17 @@ def test_routing_attention_equals_the_package_routing_transformer(compared):
   ours.centroids[...] = jnp.asarray(means.numpy())
   # One row, because their loss is a mean over rows.
   x = X[:1] * 3
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(x)))
-  with torch.no_grad():
-    y, loss = theirs(q, k, v)
-  result = ours(jnp.asarray(x), Call(Tokens.row(LENGTH)))
-  expected = ours.output(jnp.asarray(y.numpy().swapaxes(1, 2)))
-  # They add 1e-5 to the number of clusters of a token.
   system = 'Routing Transformer', 'routing-transformer KmeansAttention'
-  compared(*system, result.x, expected, rtol=2e-5, atol=2e-5)
+  # They add 1e-5 to the number of clusters of a token.
+  same_gradient(
+    *system,
+    x,
+    lambda x: joined(ours, theirs(*projected(ours, x))[0]),
+    lambda x: ours(x, Call(Tokens.row(LENGTH))).x,
+    slope=2e-5,
+    rtol=2e-5,
+    atol=2e-5,
+  )
+  _, loss = theirs(*projected(ours, torch.tensor(x)))
+  result = ours(jnp.asarray(x), Call(Tokens.row(LENGTH)))
   compared(*system, result.aux.losses['commitment'][0], loss.item(), rtol=1e-5, atol=0)

@@ -139,7 +139,7 @@ def test_the_base_trains_as_without_mup():
 
 
 @pytest.mark.parametrize('scaled', [False, True])
-def test_shared_tables_have_logits_divided_by_the_ratio(scaled):
+def test_shared_tables_have_logits_divided_by_the_ratio(scaled, compared):
   init = functools.partial(width_normal)
   ids = jnp.arange(6)[None]
 
@@ -165,7 +165,8 @@ def test_shared_tables_have_logits_divided_by_the_ratio(scaled):
   # With factor sqrt(d_model), too, embedded tokens have the size of those of the base.
   base_x, *_ = outputs(BASE, None)
   np.testing.assert_allclose(own_x.std(), base_x.std(), rtol=0.1)
-  np.testing.assert_allclose(own_logits, own_x @ own_table.T / 4, rtol=1e-4, atol=1e-6)
+  expected = np.float64(own_x) @ np.float64(own_table).T / 4
+  compared('muP', 'NumPy, float64', own_logits, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize('rule', [AdamW(weight_decay=0.5), Lion(weight_decay=0.5)])

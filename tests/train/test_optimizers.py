@@ -226,6 +226,19 @@ def test_muon_makes_each_stacked_layer_orthogonal_with_its_heads_merged(name, mo
     np.testing.assert_allclose(inside - np.diag(np.diag(inside)), 0, atol=1e-3)
 
 
+@pytest.mark.parametrize('name', ['blocks.q', 'blocks.out'])
+def test_the_first_step_of_muon_is_five_newton_schulz_iterations(name, model, muon, compared):
+  grads, new, _ = muon
+  for before, after, gradient in zip(model[name], new[name], grads[name], strict=True):
+    x = gradient.reshape(8, 8).astype(np.float64)
+    x /= np.linalg.norm(x)
+    for _ in range(5):
+      square = x @ x.T
+      x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    change = (before - after).reshape(8, 8)
+    compared('Muon', 'NumPy, float64', change, x, atol=1e-5)
+
+
 def test_muon_leaves_tables_norms_and_biases_to_adam(model, step, muon):
   grads, new, state = muon
   adam, _ = step(AdamW(weight_decay=0.0), model, grads)
