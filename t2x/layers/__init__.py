@@ -53,10 +53,12 @@ from t2x.layers.parameters import *
 from t2x.layers.patterns.algebra import *
 from t2x.layers.patterns.big_bird import *
 from t2x.layers.patterns.sparse import *
+from t2x.layers.positions.combined import *
 from t2x.layers.positions.common import *
 from t2x.layers.positions.cope import *
 from t2x.layers.positions.disentangled import *
 from t2x.layers.positions.encoding import *
+from t2x.layers.positions.forgetting import *
 from t2x.layers.positions.global_token_bias import *
 from t2x.layers.positions.grids import *
 from t2x.layers.positions.relative_sinusoids import *

@@ -27,7 +27,7 @@ class RowLayout(enum.Enum):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['positions', 'segments', 'coords', 'order', 'marks', 'encoded'],
+  data_fields=['positions', 'segments', 'coords', 'order', 'marks', 'encoded', 'features'],
   meta_fields=['layout', 'grid', 'num_extra', 'right_padded'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Tokens:
       can mask with the number of tokens per row. It is set where the tokens are created.
     encoded: index that position encodings read instead of `positions`, such as the place in a document if the
       documents of a segment are numbered separately, or None. Patterns and kernels do not read it.
+    features: arrays [batch, length, ...] by name, which `PositionEncoding.prepare` returns for the hook `scores`.
   """
 
   # Not annotated with shapes: views and stacked caches have further dimensions, and tree functions put
@@ -63,6 +64,7 @@ class Tokens:
   num_extra: int = 0
   right_padded: bool = False
   encoded: Any = None
+  features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def encoded_positions(self) -> Any:

@@ -38,6 +38,7 @@ from t2x.layers import (
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
 from t2x.layers.initializers import building
 from t2x.layers.interfaces import reads_encoding, without_encoding
+from t2x.layers.positions.encoding import held_features
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
 
@@ -79,6 +80,9 @@ class _Block(nnx.Module):
     kind = type(self).__name__
     if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
+    if self.encoding is not None and self.encoding.features and 'encoding.features' not in reads:
+      name = type(self.encoding).__name__
+      raise UserError(f'{kind}.encoding = @{name} needs attention, which calls its hook prepare')
     acts = self.encoding is not None and self.encoding.acts_in_layers
     if acts and not reads_encoding(reads, self.encoding):
       raise UserError(f'{kind}.encoding is set, but no sublayer reads positions: leave it out')
@@ -114,7 +118,13 @@ class _Block(nnx.Module):
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> dict[str, Cache]:
     caches = {
-      name: part.init_cache(batch, num_slots, dtype, source if 'source' in part.reads else None)
+      name: part.init_cache(
+        batch,
+        num_slots,
+        dtype,
+        source if 'source' in part.reads else None,
+        **held_features(part, self.encoding),
+      )
       for name, part in self.sublayers.items()
     }
     return {name: cache for name, cache in caches.items() if cache is not None}

@@ -126,7 +126,7 @@ def packed_rows_equal_separate_rows(subject: Subject) -> None:
 def decoding_equals_the_forward_pass(subject: Subject) -> None:
   """Checks that decoding token by token with a cache equals the forward pass of the full row."""
   expected = subject(call=subject.call(pattern=Causal())).x
-  cache = subject.part.init_cache(BATCH, subject.length + 2, jnp.float32)
+  cache = subject.init_cache(subject.length + 2)
   slots = Slots.empty(BATCH, subject.length + 2)
   half = subject.length // 2
   for start, stop in ((0, half), *((i, i + 1) for i in range(half, subject.length))):
@@ -334,7 +334,7 @@ def _programs(subject: Subject, build: Callable[..., Any]) -> Iterator[str]:
     return build(subject.d_model, rngs=nnx.Rngs(0))
 
   def decode(part, x):
-    cache = part.init_cache(BATCH, subject.length, jnp.float32)
+    cache = subject.init_cache(subject.length, part)
     tokens = Tokens.row(subject.length, segments=jnp.ones((BATCH, subject.length), jnp.int32))
     slots = Slots.empty(BATCH, subject.length).extend(tokens)
     return apply(part, x, subject.call(tokens, Causal(), slots=slots), cache)

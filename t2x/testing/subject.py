@@ -26,6 +26,7 @@ from t2x.layers import (
 )
 from t2x.layers.composites import initial_extras
 from t2x.layers.keys import row_keys
+from t2x.layers.positions.encoding import held_features
 
 BATCH = 4
 PROMPTS = np.asarray([2, 4, 3, 4])  # tokens per prompt
@@ -102,6 +103,12 @@ class Subject:
     """Returns the call of a train step, with random keys, for some rows of the batch."""
     return self.call(key=row_keys(jax.random.key(7), BATCH)[rows], step=jnp.int32(7))
 
+  def init_cache(self, num_slots: int, part: Any = None) -> Cache | None:
+    """Returns an empty cache of the part, or of another with the same settings."""
+    part = self.part if part is None else part
+    held = held_features(part, self.encoding if 'encoding' in part.reads else None)
+    return part.init_cache(BATCH, num_slots, jnp.float32, **held)
+
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
     """Returns the result of the compiled part."""
     x = self.x if x is None else x
@@ -161,7 +168,7 @@ def same_gradients(actual: Any, expected: Any, what: str, tolerance: float) -> N
 def cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
   """Returns the cache of right-padded prompts of `PROMPTS` tokens, with `added` free slots."""
   width = int(PROMPTS.max())
-  cache = subject.part.init_cache(BATCH, width + added, jnp.float32)
+  cache = subject.init_cache(width + added)
   segments = jnp.asarray(np.arange(width) < PROMPTS[:, None], jnp.int32)
   tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
   slots = Slots.empty(BATCH, width + added).extend(tokens)

@@ -93,6 +93,8 @@ PARTS = [
   *_width(layers.Windowed, mixer=ATTENTION, size=2),
   *_width(layers.LearnedPositions, max_length=N),
   *_width(layers.ALiBi, num_heads=H),
+  *_width(layers.ForgetGate, num_heads=H),
+  *_width(layers.CombinedPositions, parts=[partial(layers.ForgetGate, num_heads=H)]),
   *_width(layers.T5Bias, num_heads=H, bidirectional=True),
   *_width(layers.GlobalTokenBias, layers.XLPositions, num_heads=H),
   *_width(layers.ShawPositions, head_dim=D, values=True),

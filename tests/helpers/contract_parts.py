@@ -14,6 +14,7 @@ from t2x.layers import (
   AttentionFree,
   BilinearScores,
   Capacity,
+  CombinedPositions,
   ConvBias,
   CoPE,
   CosineScores,
@@ -24,6 +25,7 @@ from t2x.layers import (
   DynamicConvolution,
   FavorPlus,
   FlowAttention,
+  ForgetGate,
   FullBias,
   GatedDeltaNet,
   GatedHeads,
@@ -151,6 +153,16 @@ PARTS = {
   },
   'attention with gated heads': {'build': part(attention, head_outputs=GatedHeads)},
   'attention with a gate per head': {'build': part(attention, head_outputs=ScalarGatedHeads)},
+  'attention with forget gates': {
+    'build': part(attention, num_kv_heads=2),
+    'encoding': part(ForgetGate, num_heads=4),
+  },
+  'attention with two encodings': {
+    'build': attention,
+    'encoding': part(
+      CombinedPositions, parts=[RoPE, part(T5Bias, num_heads=4, bidirectional=True)]
+    ),
+  },
   'latent attention': {
     'build': part(
       attention,

@@ -7,6 +7,7 @@ sets and moves no keys. The tokens of a prompt are stored once.
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,7 +48,36 @@ class KeyValueCache(_KeysAndValues):
   Attributes:
     k: rotated keys, [batch, kv_heads, slots, head_dim]; None for a mixer without keys.
     v: values, [batch, value_heads, slots, v_dim].
+    features: `Tokens.features` of the slots, [batch, slots, ...].
   """
+
+  features: Any = dataclasses.field(default_factory=dict)
+
+  @staticmethod
+  def empty(
+    batch: int,
+    num_slots: int,
+    shapes: Sequence[tuple[int, int] | None],
+    features: Mapping[str, tuple[int, ...]],
+    dtype: Any,
+  ) -> 'KeyValueCache':
+    """Returns a cache of zeros.
+
+    Args:
+      batch: number of rows.
+      num_slots: number of tokens per row.
+      shapes: (heads, features) of keys and of values; None: no such array.
+      features: shapes of the features of a token, which are in float32.
+      dtype: dtype of keys and values.
+    """
+    k, v = (s and jnp.zeros((batch, s[0], num_slots, s[1]), dtype) for s in shapes)
+    zeros = {name: jnp.zeros((batch, num_slots, *s)) for name, s in features.items()}
+    return KeyValueCache(k, v, zeros)
+
+  def with_features(self, features: Mapping[str, Array], start: Int[Array, '']) -> 'KeyValueCache':
+    """Returns the cache with features of a call's tokens written from slot `start` on."""
+    new = {name: write(a, features[name], start, 1) for name, a in self.features.items()}
+    return dataclasses.replace(self, features=new)
 
   def extend(
     self,
@@ -57,9 +87,11 @@ class KeyValueCache(_KeysAndValues):
   ) -> 'KeyValueCache':
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
     new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
-    return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
+    return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2), self.features)
 
-  def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache':
+  def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache | None':
+    if self.features:
+      return None
     k, v = jax.tree.map(lambda a: _pad(a, num_slots, 2), (self.k, self.v))
     return SharedKeyValueCache(None if k is None else k.swapaxes(2, 3), v)
 

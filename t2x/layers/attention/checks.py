@@ -37,6 +37,15 @@ def check_encoding(
     )
 
 
+def check_cacheable(part: KeyValues) -> None:
+  """Raises UserError if a cache cannot hold the keys and values of a part."""
+  if not part.cacheable:
+    raise UserError(
+      f'{type(part).__name__} computes keys from several tokens and cannot decode token by token: leave out '
+      'evaluations that generate'
+    )
+
+
 def check_length(part: Scores | PositionEncoding, length: int) -> None:
   """Raises UserError if a row is longer than the positions of a part."""
   if part.max_length is not None and length > part.max_length:

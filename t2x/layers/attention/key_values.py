@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
+from t2x.layers.attention.cache import KeyValueCache
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
@@ -123,6 +124,7 @@ class LatentKeyValues(nnx.Module):
 
   implements = (KeyValues,)
   cacheable = True
+  rotated_dim: int
   shapes: tuple[tuple[int, int], tuple[int, int]]
 
   def __init__(
@@ -288,3 +290,31 @@ def rotated_keys(k: Array, call: Call) -> Array:
   if encoding is None or 'rotate' not in encoding.hooks:
     return k
   return encoding.rotate(k, k, call.tokens, call.tokens)[1]
+
+
+def prepared(x: Array, call: Call, k_tokens: Tokens, cache: Any) -> tuple[Call, Tokens, Any]:
+  """Adds what the encoding of a call prepares from the input `x` of attention to the metadata of its tokens.
+
+  Returns:
+    The call, the metadata of its keys, and the cache with the features of the call's tokens.
+
+  Raises:
+    UserError: the cache does not hold features.
+  """
+  encoding, slots = call.encoding, call.slots
+  if encoding is None or not encoding.features:
+    return call, k_tokens, cache
+  own = call
+  if cache is not None:
+    if not isinstance(cache, KeyValueCache) or not cache.features or slots is None:
+      raise UserError(
+        f'a cache of this model does not hold what {type(encoding).__name__} computes for each token: bind it to '
+        'Block.encoding, and use Stack'
+      )
+    earlier = dataclasses.replace(slots.tokens, features=cache.features)
+    own = dataclasses.replace(call, slots=dataclasses.replace(slots, tokens=earlier))
+  features = encoding.prepare(x, own)
+  if cache is not None and slots is not None:
+    cache = cache.with_features(features, slots.start)
+  tokens, keys = (dataclasses.replace(t, features=features) for t in (call.tokens, k_tokens))
+  return dataclasses.replace(call, tokens=tokens), keys, cache

@@ -14,6 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableRate
 from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache, source_queries
 from t2x.layers.attention.checks import (
+  check_cacheable,
   check_encoding,
   check_kv_heads,
   check_length,
@@ -41,6 +42,7 @@ from t2x.layers.attention.key_values import (
   KeyValues,
   OwnKeyValues,
   Queries,
+  prepared,
   rotated_queries,
   with_addresses,
 )
@@ -157,7 +159,8 @@ class MultiHeadAttention(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    inputs = {'source', 'encoding.address'} if self.reads_source else {'pattern', 'encoding'}
+    own = {'pattern', 'encoding', 'encoding.features'}
+    inputs = {'source', 'encoding.address'} if self.reads_source else own
     extras = frozenset() if self.values is None else {'extras'}
     return frozenset({*inputs, 'record.probabilities'}) | extras
 
@@ -186,22 +189,21 @@ class MultiHeadAttention(nnx.Module):
     return {} if self.values is None else self.values.init_extras(x)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: Any = jnp.float32,
+    source: Source | None = None,
+    *,
+    encoding: PositionEncoding | None = None,
   ) -> KeyValueCache | SourceCache:
     """Returns an empty cache with `num_slots` slots, or that of the source; it holds keys only if the scores read
-    them."""
+    them, and the features of `encoding` in float32."""
     if self.reads_source:
       return self._source_cache(source_of(self, source))
-    stored = self._stored_by
-    if not stored.cacheable:
-      raise UserError(
-        f'{type(stored).__name__} computes keys from several tokens and cannot decode token by token: leave out '
-        'evaluations that generate'
-      )
-    k, v = (
-      shape and jnp.zeros((batch, shape[0], num_slots, shape[1]), dtype) for shape in stored.shapes
-    )
-    return KeyValueCache(k, v)
+    check_cacheable(self._stored_by)
+    features = {} if encoding is None else encoding.features
+    return KeyValueCache.empty(batch, num_slots, self._stored_by.shapes, features, dtype)
 
   def _source_cache(self, source: Source) -> SourceCache:
     """Returns the keys and values of a source; keys are rotated by its encoding."""
@@ -235,8 +237,7 @@ class MultiHeadAttention(nnx.Module):
         with the keys and values of the source.
 
     Returns:
-      The output and the new cache: the extended KeyValueCache or InputMemory, the unchanged SourceCache, or
-      None.
+      The output and the new cache: the extended KeyValueCache or InputMemory, the SourceCache, or None.
     """
     self._check(x.shape[1], call, cache)
     extras: dict[str, Array] = {}
@@ -264,7 +265,7 @@ class MultiHeadAttention(nnx.Module):
       x, cache = cache.extend(x)
       of_keys = dataclasses.replace(call, tokens=slots.tokens)
     k, v = source.project(x, of_keys)
-    k_tokens = source.tokens(of_keys)
+    call, k_tokens, cache = prepared(x, call, source.tokens(of_keys), cache)
     extras: dict[str, Array] = {}
     if self.values is not None:
       v, extras = self.values(v, call)
@@ -274,7 +275,7 @@ class MultiHeadAttention(nnx.Module):
       call = dataclasses.replace(call, tokens=tokens, pattern=pattern)
       cache = cache.extend(k, v, slots.start)
       k, v = cache.keys_and_values()
-      k_tokens = slots.tokens
+      k_tokens = dataclasses.replace(slots.tokens, features=cache.features)
     k, v = source.expand((None if k is None else k.astype(x.dtype), v.astype(x.dtype)))
     return self._inputs(q, rotated, k, v, call, k_tokens), cache, extras
 
@@ -336,7 +337,7 @@ class MultiHeadAttention(nnx.Module):
     if encoding is not None and encoding.hooks & {'scores', 'values'}:
       terms = self._terms(encoding, rotated, k, inputs, scale)
       inputs = dataclasses.replace(inputs, terms=terms)
-    return inputs
+    return inputs.without_features()
 
   def _terms(
     self,

@@ -61,7 +61,7 @@ class TokenShift(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    return self.sublayer.reads | {'pattern'}
+    return (self.sublayer.reads | {'pattern'}) - {'encoding.features'}
 
   @property
   def max_length(self) -> int | None:

@@ -1,7 +1,7 @@
 """Base class of position encodings and the hooks that models and token mixers call."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,11 @@ class PositionEncoding(nnx.Module):
       metadata. Kernels then need the full matrix of scores.
     num_terms: number of terms of equal variance in the scores, including dot products (2 in TUPE). The
       scale of all terms is divided by its square root.
+    features: shapes, without batch and length, of the arrays that `prepare` returns; only with `reads_content`.
   """
 
   hooks: frozenset[str] = frozenset()
+  features: Mapping[str, tuple[int, ...]] = {}
   max_length: Size | None = None
   reads_content: bool = False
   num_terms: int = 1
@@ -69,6 +71,20 @@ class PositionEncoding(nnx.Module):
   ) -> Float[Array, 'batch length d_model']:
     """Adds positions to the input of the query and key projections, but not of values, in every layer."""
     return x
+
+  def prepare(
+    self, x: Float[Array, 'batch length d_model'], call: Any
+  ) -> dict[str, Float[Array, 'batch length *features']]:
+    """Returns an array per token for each of `features`, once per layer and call, before the scores of any pair.
+
+    The hook `scores` finds them in `Tokens.features`. A cache holds those of earlier tokens: they are in
+    `call.slots.tokens.features`, without those of the tokens of `x`.
+
+    Args:
+      x: input of the attention layer.
+      call: its `Call`, such as its tokens and the number of its layer.
+    """
+    return {}
 
   def rotate(
     self,
@@ -115,6 +131,14 @@ class PositionEncoding(nnx.Module):
   ) -> Float[Array, 'batch queries heads head_dim']:
     """Returns the vectors that are added to each head's weighted mean of the values."""
     raise NotImplementedError(f'{type(self).__name__} does not implement the hook values')
+
+
+def held_features(part: Any, encoding: PositionEncoding | None) -> dict[str, PositionEncoding]:
+  """Returns the further argument of `init_cache` of a sublayer whose cache holds the features of an encoding: it names
+  'encoding.features' in `reads`."""
+  if encoding is None or not encoding.features or 'encoding.features' not in part.reads:
+    return {}
+  return {'encoding': encoding}
 
 
 def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:

@@ -22,6 +22,7 @@ from t2x.layers.composites import initial_extras, least_max_length, recorded_by,
 from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer, reads_encoding
 from t2x.layers.keys import named_key
+from t2x.layers.positions.encoding import PositionEncoding, held_features
 
 __all__ = ['Parallel']
 
@@ -107,10 +108,22 @@ class Parallel(nnx.Module):
     return initial_extras(self._parts.values(), x)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: Any,
+    source: Source | None = None,
+    *,
+    encoding: PositionEncoding | None = None,
   ) -> PartCaches | None:
     caches = {
-      name: part.init_cache(batch, num_slots, dtype, source if 'source' in part.reads else None)
+      name: part.init_cache(
+        batch,
+        num_slots,
+        dtype,
+        source if 'source' in part.reads else None,
+        **held_features(part, encoding),
+      )
       for name, part in self._parts.items()
     }
     caches = {name: cache for name, cache in caches.items() if cache is not None}

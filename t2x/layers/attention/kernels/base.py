@@ -183,6 +183,11 @@ class AttentionInputs:
       scores = dataclasses.replace(scores, k=constrain(scores.k, 'batch', None, 'kv_heads', None))
     return dataclasses.replace(self, scores=scores, v=v)
 
+  def without_features(self) -> 'AttentionInputs':
+    """Returns the inputs without `Tokens.features`, through which kernels with tiles have no gradients."""
+    q, k = (dataclasses.replace(tokens, features={}) for tokens in (self.q_tokens, self.k_tokens))
+    return dataclasses.replace(self, q_tokens=q, k_tokens=k)
+
   def added_scores(self) -> Float[Array, '#batch heads q_len k_len'] | None:
     """Returns the position terms of all pairs, or None without terms."""
     if self.terms is None:
