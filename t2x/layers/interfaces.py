@@ -210,6 +210,9 @@ class Sublayer(Protocol):
     """Fields of `Call` that it depends on: 'pattern', 'encoding' ('encoding.HOOK' for a single hook), 'source',
     'extras' (for an `ExtrasSublayer`), and 'record.NAME' for each array that it can record.
 
+    'encoding.features' names the arrays per token of `PositionEncoding.prepare`: the cache of such a sublayer holds
+    them, and its `init_cache` has an argument `encoding`, by name.
+
     A sublayer that names 'source' needs one in each call: whether attention does is decided when it is built
     (`FromSource`).
     """
