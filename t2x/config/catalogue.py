@@ -3,6 +3,7 @@
 import collections
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -194,6 +195,9 @@ def default_text(value: Any) -> str:
   # A class or function, also of jax.jit and jax.custom_jvp.
   if callable(value) and hasattr(value, '__name__'):
     return f'@{value.__name__}'
+  if isinstance(value, functools.partial):
+    settings = [f'{name} = {default_text(one)}' for name, one in value.keywords.items()]
+    return f'{default_text(value.func)} with {", ".join(settings)}'
   if isinstance(value, tuple) and value:
     return f'[{", ".join(map(default_text, value))}]'
   if dataclasses.is_dataclass(value):

@@ -197,9 +197,9 @@ def test_keys_are_cached_in_the_dtype_in_which_the_model_computes(dtype):
   dtypes = set()
 
   class Attention(MultiHeadAttention):
-    def init_cache(self, batch, num_slots, dtype):
+    def init_cache(self, batch, num_slots, dtype, source=None):
       dtypes.add(jnp.dtype(dtype))
-      return super().init_cache(batch, num_slots, dtype)
+      return super().init_cache(batch, num_slots, dtype, source)
 
   block = part(BLOCK, mixer=part(Attention, num_heads=4))
   body = part(Decoder, stack=part(Stack, num_layers=1, blocks=[block]), encoding=RoPE)

@@ -67,7 +67,7 @@ class Windowed(nnx.Module):
   def reads(self) -> frozenset[str]:
     return (self.mixer.reads & {'encoding'}) | {'pattern'}
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
     """Raises UserError: a window is not known before all of its tokens are."""
     raise UserError(
       'Windowed cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
