@@ -1,4 +1,4 @@
-"""Arguments that a method of an interface has gained, so that parts written before keep working in configs."""
+"""Arguments and properties that an interface has gained, so that parts written before keep working in configs."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -8,16 +8,29 @@ every placeholder, so that a family maps each field only once.
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flax import nnx
 
 from t2x import layers
 
+
+def _same_kind(parts: Iterable[Any]) -> Any:
+  """Returns the first of several parts.
+
+  Raises:
+    AttributeError: the parts are of different classes, which no template describes.
+  """
+  first, *others = parts
+  if any(type(other) is not type(first) for other in others):
+    raise AttributeError('the sublayers have different wirings')
+  return first
+
+
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
-  'Block.wiring': lambda part: part.mixer_wiring,
+  'Block.wiring': lambda part: _same_kind(part.wirings.values()),
   'EncoderDecoder.d_model': lambda part: part.decoder.output_dim,
   'Encoder.input_dim': lambda part: part.projection.kernel.shape[0],
   'GatedMLP.hidden_dim': lambda part: part.up.kernel.shape[-1],

@@ -72,3 +72,4 @@ from t2x.layers.wiring.deep import *
 from t2x.layers.wiring.hyper_connections import *
 from t2x.layers.wiring.parallel import *
 from t2x.layers.wiring.residual import *
+from t2x.layers.wiring.residual_pair import *

@@ -1,13 +1,16 @@
 """Functions of parts that consist of several named parts."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.interfaces import ExtrasSublayer
+
+Part = TypeVar('Part')
 
 
 def set_part(module: nnx.Module, name: str, part: Any) -> None:
@@ -59,3 +62,12 @@ def initial_extras(
           f'and {value.dtype}{list(value.shape)} in another: give both layers the same sizes'
         )
   return extras
+
+
+def replace_parts(module: Part, **parts: Any) -> Part:
+  """Returns a shallow copy of a module with the given attributes replaced."""
+  leaves, structure = jax.tree.flatten(module)
+  copy = jax.tree.unflatten(structure, leaves)
+  for name, part in parts.items():
+    setattr(copy, name, part)
+  return copy

@@ -11,10 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.widened import widened
+from t2x.base.widened import optional, widened
 from t2x.layers.attention.kernels.base import DotProduct, Logits
 from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Full, Pattern
@@ -32,6 +33,7 @@ __all__ = [
   'Result',
   'Scores',
   'Source',
+  'StreamEnds',
   'Sublayer',
   'Wiring',
 ]
@@ -306,6 +308,43 @@ class Scores(Protocol):
 
 
 @runtime_checkable
+class StreamEnds(Protocol):
+  """Beginning and end of the residual streams of a stack; may have parameters."""
+
+  def expand(
+    self, x: Float[Array, 'batch length d_model']
+  ) -> Float[Array, 'batch length *streams d_model']:
+    """Returns the residual streams before the first layer."""
+    ...
+
+  def collapse(
+    self, x: Float[Array, 'batch length *streams d_model']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the output of the stack."""
+    ...
+
+
+class Copies(nnx.Module):
+  """Streams that begin as copies of the input and whose sum is the output.
+
+  Args:
+    d_model: width of a stream.
+    num_streams: number of streams; 1: x has no dimension of streams.
+  """
+
+  def __init__(self, d_model: int, num_streams: int, *, rngs: nnx.Rngs):
+    self.num_streams = num_streams
+
+  def expand(self, x: Array) -> Array:
+    if self.num_streams == 1:
+      return x
+    return jnp.broadcast_to(x[:, :, None], (*x.shape[:2], self.num_streams, x.shape[2]))
+
+  def collapse(self, x: Array) -> Array:
+    return x if self.num_streams == 1 else x.sum(axis=2)
+
+
+@runtime_checkable
 class Wiring(Protocol):
   """Connection of a sublayer to the residual stream."""
 
@@ -316,8 +355,14 @@ class Wiring(Protocol):
 
   @property
   def num_streams(self) -> int:
-    """Number of residual streams. If it is above 1, `x` is [batch, length, streams, d_model]; the stack
-    starts with copies of its input and returns the sum of the streams."""
+    """Number of residual streams. If it is above 1, `x` is [batch, length, streams, d_model]."""
+    ...
+
+  @property
+  @optional(Copies)
+  def ends(self) -> Callable[..., StreamEnds]:
+    """Builder of the beginning and end of the residual streams, which a stack calls once, as
+    `ends(d_model, num_streams, rngs=rngs)`."""
     ...
 
   def __call__(

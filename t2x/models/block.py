@@ -53,7 +53,7 @@ class _Block(nnx.Module):
     encoding: replaces the position encoding of the body inside the block; vectors that it adds to tokens are
       added to the input of the block. None: the body's.
     names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its
-      wiring, if each sublayer has one, NAME_wiring.
+      wiring NAME_wiring.
   """
 
   implements = (Layer,)
@@ -63,21 +63,32 @@ class _Block(nnx.Module):
     d_model: int,
     *,
     sublayers: Mapping[str, Callable[..., Sublayer]],
-    wiring: Callable[..., Wiring] | None,
+    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]],
     pattern: Pattern,
     encoding: Callable[..., PositionEncoding] | None,
     rngs: nnx.Rngs,
   ):
+    kind = type(self).__name__
     self.pattern = pattern
     self.names = tuple(sublayers)
+    wirings = wiring if isinstance(wiring, Mapping) else dict.fromkeys(sublayers, wiring)
+    if wirings.keys() != sublayers.keys():
+      raise UserError(
+        f'{kind}.wiring has the names {", ".join(wirings)}, but the sublayers are {", ".join(sublayers)}: give '
+        'each sublayer its wiring'
+      )
     for index, (name, build) in enumerate(sublayers.items()):
       with building(branch=index):
         set_part(self, name, build(d_model, rngs=rngs))
-        if wiring is not None:
-          setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+        setattr(self, f'{name}_wiring', wirings[name](d_model, rngs=rngs))
+    numbers = {name: own.num_streams for name, own in self.wirings.items()}
+    if len(set(numbers.values())) > 1:
+      listed = ', '.join(f'{number} for {name}' for name, number in numbers.items())
+      raise UserError(
+        f'the wirings of {kind} have different numbers of residual streams ({listed})'
+      )
     self.encoding = encoding and encoding(d_model, rngs=rngs)
     reads = frozenset().union(*(part.reads for part in self.sublayers.values()))
-    kind = type(self).__name__
     if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
     if self.encoding is not None and self.encoding.features and 'encoding.features' not in reads:
@@ -94,7 +105,7 @@ class _Block(nnx.Module):
 
   @property
   def wirings(self) -> dict[str, Wiring]:
-    return {n: vars(self)[f'{n}_wiring'] for n in self.names if f'{n}_wiring' in vars(self)}
+    return {name: vars(self)[f'{name}_wiring'] for name in self.names}
 
   @property
   def num_streams(self) -> int:
@@ -181,7 +192,7 @@ class SublayerBlock(_Block):
     d_model: width of the residual stream.
     sublayers: builders of the sublayers by name, in the order of application; `FromSource` builds one that attends to
       the source. The name '' adds no level to the names of parameters and recorded arrays.
-    wiring: builds the residual connection and norm of each sublayer.
+    wiring: builds the residual connection and norm of each sublayer, or such builders by the names of all sublayers.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
     encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
       input of every layer). None: the body's.
@@ -192,7 +203,7 @@ class SublayerBlock(_Block):
     d_model: int,
     *,
     sublayers: Mapping[str, Callable[..., Sublayer]],
-    wiring: Callable[..., Wiring] = PreNorm,
+    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]] = PreNorm,
     pattern: Pattern = Full(),
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
@@ -257,7 +268,7 @@ class Block(SublayerBlock):
     mixer: builds the token mixer, such as self-attention.
     feed_forward: builds the feed-forward layer, which acts on each token separately.
     cross: builds the cross-attention to a source (for the decoder of an encoder-decoder); None: none.
-    wiring: builds the residual connection and norm of each sublayer.
+    wiring: builds the residual connection and norm of each sublayer, or such builders by the names of all sublayers.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
     encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
       input of every layer). None: the body's.
@@ -270,7 +281,7 @@ class Block(SublayerBlock):
     mixer: Callable[..., Sublayer] = MultiHeadAttention,
     feed_forward: Callable[..., Sublayer] = MLP,
     cross: Callable[..., Sublayer] | None = None,
-    wiring: Callable[..., Wiring] = PreNorm,
+    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]] = PreNorm,
     pattern: Pattern = Full(),
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,

@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -28,6 +27,7 @@ from t2x.layers import (
   named_key,
   normal,
 )
+from t2x.layers.composites import replace_parts
 from t2x.layers.constraints import constrain
 from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
@@ -36,8 +36,6 @@ from t2x.models.interfaces import Body, LayerStack, Output
 from t2x.models.stack import Stack
 
 __all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
-
-Part = TypeVar('Part')
 
 
 def final_norm_if_needed(
@@ -189,15 +187,6 @@ class Decoder(Encoder):
   """
 
   __init__ = with_defaults(Encoder.__init__, pattern=Causal())
-
-
-def replace_parts(module: Part, **parts: Any) -> Part:
-  """Returns a shallow copy of a module with the given attributes replaced."""
-  leaves, structure = jax.tree.flatten(module)
-  copy = jax.tree.unflatten(structure, leaves)
-  for name, part in parts.items():
-    setattr(copy, name, part)
-  return copy
 
 
 def _unwrap_partial(factory: Any) -> Any:

@@ -173,7 +173,7 @@ class ReversibleStack(Stack):
     numbers, _, keys, rates = self._per_repeat(None, call.key)
     per_repeat = numbers, keys, rates
     branches, arrays = self._branches(x, call, per_repeat)
-    stream = self._initial(x, self.blocks)
+    stream = self.start(x, self.blocks)
     leaves = [jax.tree.leaves(block) for block in self.blocks]
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     pair, losses, metrics = reversible_scan(
@@ -185,10 +185,11 @@ class ReversibleStack(Stack):
     stream = dataclasses.replace(stream, first=first, second=second)
     return Result(stream.output, None, aux)
 
-  @property
-  def _initial(self):
-    merge = self.merge
-    return lambda x, layers: ReversibleStream.initial(x, merge)
+  def start(self, x, layers):
+    return ReversibleStream.initial(x, self.merge)
+
+  def finish(self, stream):
+    return stream.output
 
   def _branches(self, x: Array, call: Call, per_repeat: Any) -> tuple[list[Branch], list[Any]]:
     """Returns the traced sublayers of one repeat, and the arrays that they enclose."""

@@ -25,8 +25,8 @@ from t2x.layers import (
   SourceCache,
   Tokens,
 )
+from t2x.layers.composites import replace_parts
 from t2x.layers.keys import fold_in
-from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import Stack
 

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
-from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
-from t2x.layers.composites import initial_extras, least_max_length, recorded_by
+from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
+from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
-from t2x.layers.interfaces import reads_encoding
+from t2x.layers.interfaces import Copies, reads_encoding
 from t2x.layers.keys import fold_in
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, LayerStack
@@ -46,30 +46,6 @@ class Stream:
   x: Any
   extras: Mapping[str, Any]
 
-  @staticmethod
-  def initial(x: Array, layers: Iterable[Layer]) -> 'Stream':
-    """Returns the stream before the first layer; with several streams, each is a copy of `x`.
-
-    Raises:
-      UserError: the layers have different numbers of streams.
-    """
-    layers = list(layers)
-    numbers = {layer.num_streams for layer in layers}
-    if len(numbers) > 1:
-      raise UserError(
-        f'layers of one stack have {" and ".join(map(str, sorted(numbers)))} residual streams: use the same '
-        'wiring in all of its blocks'
-      )
-    extras, num_streams = initial_extras(layers, x), max(numbers)
-    if num_streams > 1:
-      x = jnp.broadcast_to(x[:, :, None], (*x.shape[:2], num_streams, x.shape[2]))
-    return Stream(x, extras)
-
-  @property
-  def output(self) -> Any:
-    """The sum of the residual streams, [batch, length, d_model]."""
-    return _summed(self.x)
-
   def apply(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
     """Applies a layer. Returns the stream after it, and the layer's result.
 
@@ -88,11 +64,6 @@ class Stream:
     streams = [None] * (result.x.ndim - 3)
     x = constrain(result.x, 'batch', 'length', *streams, 'embed')
     return Stream(x, {**self.extras, **result.extras}), result
-
-
-def _summed(x: Array) -> Array:
-  """Returns the sum of residual streams; a single stream is unchanged."""
-  return x if x.ndim == 3 else x.sum(axis=2)
 
 
 class Stack(nnx.Module):
@@ -169,6 +140,7 @@ class Stack(nnx.Module):
 
     with building(num_layers=self.body_layers, stage=None):
       self.blocks = stacked(repeat, num_groups, rngs)
+      self.ends = _stream_ends(self.blocks, d_model, rngs)
     if remat is not None:
       check_remat(remat, self.blocks)
 
@@ -212,7 +184,8 @@ class Stack(nnx.Module):
       for group in range(self.num_groups)
     ]
     layers = [block for r in range(self.num_repeats) for block in groups[r // per_group]]
-    return Layers(layers, len(self.blocks), self.first_layer, self._initial)
+    stack = replace_parts(self, blocks=nnx.List([]))
+    return Layers(layers, len(self.blocks), stack)
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
     return [
@@ -247,7 +220,9 @@ class Stack(nnx.Module):
       aux = functools.reduce(operator.add, (result.aux for result in results))
       recorded = recorded_by({f'blocks.{i}': result for i, result in enumerate(results)})
       if 'hidden' in call.record:
-        recorded |= {f'blocks.{i}.hidden': _summed(result.x) for i, result in enumerate(results)}
+        recorded |= {
+          f'blocks.{i}.hidden': self.ends.collapse(result.x) for i, result in enumerate(results)
+        }
       return stream, (new, aux, recorded)
 
     if self.remat is not None:
@@ -256,7 +231,7 @@ class Stack(nnx.Module):
       repeat = jax.checkpoint(repeat, policy=POLICIES[self.remat], prevent_cse=is_unrolled)
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
-    stream = self._initial(x, self.blocks)
+    stream = self.start(x, self.blocks)
     if self.num_groups == self.num_repeats:
       stream, (cache, aux, recorded) = jax.lax.scan(
         lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
@@ -266,7 +241,7 @@ class Stack(nnx.Module):
       )
     else:
       stream, (cache, aux, recorded) = self._scan_groups(repeat, stream, per_repeat)
-    return Result(stream.output, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
+    return Result(self.finish(stream), cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
 
   def _scan_groups(self, repeat, stream, per_repeat):
     """Scans over groups, and within each group over the repeats that share its parameters."""
@@ -287,10 +262,13 @@ class Stack(nnx.Module):
     stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
     return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
-  @property
-  def _initial(self) -> Callable[[Array, Iterable[Layer]], Any]:
-    """The function that returns the stream before the first of some layers."""
-    return Stream.initial
+  def start(self, x: Array, layers: Iterable[Layer]) -> Any:
+    """Returns what the first of the layers receives, for the input `x` of the stack."""
+    return Stream(self.ends.expand(x), initial_extras(layers, x))
+
+  def finish(self, stream: Any) -> Array:
+    """Returns the output of the stack, for what the last layer returned."""
+    return self.ends.collapse(stream.x)
 
   def _per_repeat(self, cache, key):
     """Returns the scanned inputs except parameters: numbers, caches, keys, drop rates [repeats, blocks]."""
@@ -315,14 +293,13 @@ class Layers(nnx.Module):
   Args:
     layers: the layers in the order of application.
     num_blocks: number of layers in one repeat of the stack.
-    first: number of the first layer in its body.
-    initial: returns the stream before the first layer.
+    stack: the stack without its blocks.
   """
 
-  def __init__(self, layers: Sequence[Layer], num_blocks: int, first: int, initial: Callable):
+  def __init__(self, layers: Sequence[Layer], num_blocks: int, stack: 'Stack'):
     self.layers = nnx.List(layers)
-    self.num_blocks, self.first = num_blocks, first
-    self.initial = initial
+    self.num_blocks = num_blocks
+    self.stack = stack
 
   @property
   def blocks(self) -> Sequence[Layer]:
@@ -336,13 +313,39 @@ class Layers(nnx.Module):
   ) -> Result:
     """Applies all layers; `cache` is a list over the layers."""
     new = []
-    stream = self.initial(x, self.layers)
+    stream = self.stack.start(x, self.layers)
     for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
       repeat, place = divmod(i, self.num_blocks)
-      layer_call = dataclasses.replace(call, place=place, repeat=repeat, layer=self.first + i)
+      layer_call = dataclasses.replace(
+        call, place=place, repeat=repeat, layer=self.stack.first_layer + i
+      )
       stream, result = stream.apply(layer, layer_call, own)
       new.append(result.cache)
-    return Result(stream.output, new)
+    return Result(self.stack.finish(stream), new)
+
+
+def _stream_ends(layers: Sequence[Layer], d_model: int, rngs: nnx.Rngs) -> StreamEnds:
+  """Builds the ends of the residual streams of a stack, as the wirings of its layers state.
+
+  Raises:
+    UserError: the layers have different numbers of streams, or their wirings different ends.
+  """
+  numbers = {layer.num_streams for layer in layers}
+  if len(numbers) > 1:
+    raise UserError(
+      f'layers of one stack have {" and ".join(map(str, sorted(numbers)))} residual streams: use the same '
+      'wiring in all of its blocks'
+    )
+  wirings = [wiring for layer in layers for wiring in layer.wirings.values()]
+  kinds = {getattr(wiring.ends, 'func', wiring.ends): wiring for wiring in wirings}
+  if len(kinds) > 1:
+    names = sorted(type(wiring).__name__ for wiring in kinds.values())
+    raise UserError(
+      f'{" and ".join(names)} begin or end the residual streams of a stack differently: use one of them in all of '
+      'its blocks'
+    )
+  build = wirings[-1].ends if wirings else Copies
+  return build(d_model, max(numbers), rngs=rngs)
 
 
 def reads_of(layers: Iterable[Layer]) -> frozenset[str]:

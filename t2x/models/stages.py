@@ -25,10 +25,9 @@ from t2x.layers import (
   Tokens,
   named_key,
 )
-from t2x.layers.composites import recorded_by
+from t2x.layers.composites import recorded_by, replace_parts
 from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import reads_encoding, without_encoding
-from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import check_unread, reads_of, recordable
 

@@ -14,6 +14,8 @@ from t2x.layers import Call, Causal, Slots, Source, Tokens
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 PARTS = """
+import dataclasses
+
 from flax import nnx
 from t2x.layers import (
   DotProduct, DotProductScores, MultiHeadAttention, Result, SourceCache, Tokens, ValueResidual
@@ -90,6 +92,17 @@ class Cross(nnx.Module):
 class Wrong(HeadOutputs):
   def __call__(self, y):
     return y
+
+
+class Streams(nnx.Module):
+  ends_with_norm, num_streams = False, 2
+
+  def __init__(self, d_model, *, rngs):
+    pass
+
+  def __call__(self, x, sublayer, key=None, keep=None):
+    result = sublayer(x[:, :, 0])
+    return dataclasses.replace(result, x=x + result.x[:, :, None])
 """
 
 EMBEDDER = """
@@ -216,3 +229,16 @@ def test_an_older_embedder_is_refused_with_what_it_lacks(tmp_path, monkeypatch):
   Path('own.gin').write_text(f'{text}VisionTransformer.embedding = @OlderPatches\n')
   with pytest.raises(UserError, match='OlderPatches has no input and num_extra'):
     read_config(['own.gin'])
+
+
+def test_wirings_without_ends_have_copies_and_their_sum(folder, monkeypatch):
+  monkeypatch.chdir(folder)
+  (folder / 'body.gin').write_text(
+    'import older_parts\nBlock.wiring = @Streams\nStack.num_layers = 2\n'
+    'MultiHeadAttention.num_heads = 2\nMLP.hidden_dim = 4'
+  )
+  stack = read_config(['body.gin'], root='@Stack').build()(8, rngs=nnx.Rngs(0))
+  plain = read_config(['body.gin'], ['Block.wiring=@NoNorm'], root='@Stack').build()
+  call = Call(Tokens.row(5), Causal())
+  expected = 2 * plain(8, rngs=nnx.Rngs(0))(X, call).x
+  np.testing.assert_allclose(stack(X, call).x, expected, rtol=1e-5, atol=1e-6)

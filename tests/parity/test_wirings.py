@@ -1,4 +1,4 @@
-"""Residual connections against the packages of their authors."""
+"""Residual connections against the packages of their authors, or against their equations in PyTorch in float64."""
 
 import functools
 
@@ -8,8 +8,22 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.layers import MLP, Call, Full, MultiHeadAttention, ReZero, Tokens, relu
-from t2x.models import Block
+from t2x.layers import (
+  MLP,
+  Call,
+  Full,
+  LayerNorm,
+  MultiHeadAttention,
+  NoNorm,
+  PreNorm,
+  ResiDual,
+  ReZero,
+  Tokens,
+  relu,
+)
+from t2x.layers.arrays import named_leaves
+from t2x.models import Block, Encoder, Stack
+from t2x.testing.subject import perturbed
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
@@ -73,3 +87,108 @@ def test_rezero_equals_the_package_rezero(compared):
   alphas = sum(float(wiring.alpha[...]) for wiring in gradient.wirings.values())
   alpha_expected = theirs.resweight.grad.item()
   compared(*system, alphas, alpha_expected, rtol=1e-5, atol=0, of='gradients')
+
+
+NORM = functools.partial(LayerNorm, epsilon=1e-5)
+SEGMENTS = np.asarray([[1] * LENGTH, [1] * 7 + [0] * 3])
+
+
+class Equations:
+  """Layers of an encoder in PyTorch in float64, with the parameters of a body of t2x by name."""
+
+  def __init__(self, body):
+    self.parameters = {
+      name: torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)
+      for name, leaf in named_leaves(body)
+    }
+
+  def norm(self, x, name, layer=()):
+    scale, bias = (self.parameters[f'{name}.{part}'][layer] for part in ('scale', 'bias'))
+    return torch.nn.functional.layer_norm(x, (WIDTH,), scale, bias, 1e-5)
+
+  def of_layer(self, layer):
+    """Returns attention, feed-forward layer and norms of a layer."""
+
+    def parameter(name):
+      return self.parameters[f'stack.blocks.0.{name}'][layer]
+
+    def attention(x):
+      q, k, v = (
+        torch.einsum('bld,dhe->bhle', x, parameter(f'mixer.{n}.kernel'))
+        + parameter(f'mixer.{n}.bias')[:, None]
+        for n in 'qkv'
+      )
+      present = torch.tensor(SEGMENTS > 0)[:, None, None]
+      y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=present)
+      out = torch.einsum('bhle,hed->bld', y, parameter('mixer.out.kernel'))
+      return out + parameter('mixer.out.bias')
+
+    def feed_forward(x):
+      h = x @ parameter('feed_forward.up.kernel') + parameter('feed_forward.up.bias')
+      return h.relu() @ parameter('feed_forward.down.kernel') + parameter('feed_forward.down.bias')
+
+    def norm(x, sublayer):
+      return self.norm(x, f'stack.blocks.0.{sublayer}_wiring.norm', layer)
+
+    return {'mixer': attention, 'feed_forward': feed_forward}, norm
+
+
+def residual_pair(equations, x):
+  """Xie et al. 2023, equation 3, and the sum of both streams after the last layer."""
+  d = x
+  for layer in range(3):
+    functions, norm = equations.of_layer(layer)
+    for name, function in functions.items():
+      y = function(x)
+      d = d + y
+      x = norm(x + y, name)
+  return x + equations.norm(d, 'stack.ends.norm')
+
+
+def first_without_norm(equations, x):
+  for layer in range(3):
+    functions, norm = equations.of_layer(layer)
+    x = x + functions['mixer'](x)
+    x = x + functions['feed_forward'](norm(x, 'feed_forward'))
+  return equations.norm(x, 'final_norm')
+
+
+@pytest.mark.parametrize(
+  ('system', 'wiring', 'equation'),
+  [
+    ('ResiDual', functools.partial(ResiDual, norm=NORM), residual_pair),
+    (
+      'Pre-norm without the first norm',
+      {'mixer': NoNorm, 'feed_forward': functools.partial(PreNorm, norm=NORM)},
+      first_without_norm,
+    ),
+  ],
+)
+def test_bodies_equal_the_equations_of_their_wirings(system, wiring, equation, compared):
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=HEADS),
+    feed_forward=functools.partial(MLP, hidden_dim=HIDDEN, activation=relu),
+    wiring=wiring,
+  )
+  stack = functools.partial(Stack, num_layers=3, blocks=[block])
+  settings = {'final_norm': NORM} if equation is first_without_norm else {}
+  body = perturbed(Encoder(WIDTH, stack=stack, **settings, rngs=nnx.Rngs(0)), scale=0.1)
+  equations = Equations(body)
+  x = torch.tensor(X.astype(np.float64), requires_grad=True)
+  weights = WEIGHTS * (SEGMENTS > 0)[:, :, None]
+  y = equation(equations, x)
+  (y * torch.tensor(weights)).sum().backward()
+
+  def weighted(body, x):
+    y = body(x, tokens=Tokens.row(LENGTH, segments=jnp.asarray(SEGMENTS))).x
+    return (y * weights).sum(), y
+
+  gradients, ours = jax.jit(jax.grad(weighted, (0, 1), has_aux=True))(body, X)
+  present, reference = SEGMENTS > 0, 'torch, float64'
+  compared(system, reference, ours[present], y.detach().numpy()[present])
+  compared(system, reference, gradients[1], x.grad.numpy(), rtol=1e-5, of='gradients')
+  for name, gradient in named_leaves(gradients[0]):
+    wanted = equations.parameters[name].grad.numpy()
+    bound = 1e-5 * max(1.0, np.abs(wanted).max())
+    compared(system, reference, gradient, wanted, atol=bound, of='gradients')

@@ -17,7 +17,7 @@ from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Positive, TunableRate
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, Wiring
+from t2x.layers.interfaces import BranchWiring, Call, Copies, Norm, Result, StreamEnds, Wiring
 from t2x.layers.keys import bernoulli, named_key
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import dropout, param
@@ -61,6 +61,10 @@ class NormedWiring(nnx.Module):
   def _make_norms(self, build: Callable[[], Norm]) -> None:
     """Creates the norms."""
     self.norm = build()
+
+  @property
+  def ends(self) -> Callable[..., StreamEnds]:
+    return Copies
 
   def connect(self, x: Array, branch: Callable[[Array], Result]) -> Result:
     """Returns the result of `branch`, with `x` replaced by the updated residual stream.
