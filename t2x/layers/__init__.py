@@ -19,6 +19,7 @@ from t2x.layers.attention.masks import *
 from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.scores import *
 from t2x.layers.attention.value_residual import *
+from t2x.layers.auxiliary import *
 from t2x.layers.caches import *
 from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.inputs import *
@@ -65,6 +66,7 @@ from t2x.layers.positions.relative_sinusoids import *
 from t2x.layers.positions.rope_scaling import *
 from t2x.layers.positions.shaw import *
 from t2x.layers.positions.tupe import *
+from t2x.layers.streams import *
 from t2x.layers.tokens import *
 from t2x.layers.vision.patch_merging import *
 from t2x.layers.vision.windowed import *

@@ -10,21 +10,19 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.widened import optional, widened
 from t2x.layers.attention.kernels.base import DotProduct, Logits
+from t2x.layers.auxiliary import NO_AUX, Aux
 from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.streams import Copies, StreamEnds
 from t2x.layers.tokens import Tokens
 
 __all__ = [
-  'NO_AUX',
-  'Aux',
   'BranchWiring',
   'Call',
   'ExtrasSublayer',
@@ -33,38 +31,9 @@ __all__ = [
   'Result',
   'Scores',
   'Source',
-  'StreamEnds',
   'Sublayer',
   'Wiring',
 ]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Aux:
-  """Auxiliary losses and metrics of the parts of a model, by name.
-
-  Attributes:
-    losses: one value per row, [batch], including the coefficient. Values of the same name are summed over
-      layers; the train step adds their mean over the global batch to the loss.
-    metrics: (sum, weight). Both are summed over layers; the reported metric is their quotient.
-  """
-
-  # A scan over layers stacks the values, and tree functions put leaves other than arrays there.
-  losses: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  metrics: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-
-  def __add__(self, other: 'Aux') -> 'Aux':
-    """Sums the losses and metrics of two parts by name."""
-    return Aux(_add(self.losses, other.losses), _add(self.metrics, other.metrics))
-
-
-NO_AUX = Aux()
-
-
-def _add(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-  both = {name: jax.tree.map(jnp.add, a[name], b[name]) for name in a if name in b}
-  return {**a, **b, **both}
 
 
 @functools.partial(
@@ -305,43 +274,6 @@ class Scores(Protocol):
         are grouped by row as `q_tokens` are.
     """
     ...
-
-
-@runtime_checkable
-class StreamEnds(Protocol):
-  """Beginning and end of the residual streams of a stack; may have parameters."""
-
-  def expand(
-    self, x: Float[Array, 'batch length d_model']
-  ) -> Float[Array, 'batch length *streams d_model']:
-    """Returns the residual streams before the first layer."""
-    ...
-
-  def collapse(
-    self, x: Float[Array, 'batch length *streams d_model']
-  ) -> Float[Array, 'batch length d_model']:
-    """Returns the output of the stack."""
-    ...
-
-
-class Copies(nnx.Module):
-  """Streams that begin as copies of the input and whose sum is the output.
-
-  Args:
-    d_model: width of a stream.
-    num_streams: number of streams; 1: x has no dimension of streams.
-  """
-
-  def __init__(self, d_model: int, num_streams: int, *, rngs: nnx.Rngs):
-    self.num_streams = num_streams
-
-  def expand(self, x: Array) -> Array:
-    if self.num_streams == 1:
-      return x
-    return jnp.broadcast_to(x[:, :, None], (*x.shape[:2], self.num_streams, x.shape[2]))
-
-  def collapse(self, x: Array) -> Array:
-    return x if self.num_streams == 1 else x.sum(axis=2)
 
 
 @runtime_checkable

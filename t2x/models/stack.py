@@ -23,8 +23,9 @@ from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_k
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
-from t2x.layers.interfaces import Copies, reads_encoding
+from t2x.layers.interfaces import reads_encoding
 from t2x.layers.keys import fold_in
+from t2x.layers.streams import Copies
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat

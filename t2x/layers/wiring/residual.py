@@ -17,10 +17,11 @@ from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Positive, TunableRate
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import BranchWiring, Call, Copies, Norm, Result, StreamEnds, Wiring
+from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, Wiring
 from t2x.layers.keys import bernoulli, named_key
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import dropout, param
+from t2x.layers.streams import Copies, StreamEnds
 
 __all__ = [
   'BranchNorm',
