@@ -88,6 +88,13 @@ def _heads(name: str, out: ParamInfo, infos: Mapping[str, ParamInfo]) -> Attenti
       f'{name}: layers share its parameters (Stack.num_groups), so that a head cannot be removed from one '
       'layer: heads of this model cannot be pruned'
     )
+  queries = infos.get(f'{name}.q.kernel')
+  sizes_differ = queries is not None and queries.shape[-2:] != out.shape[1:3]
+  if sizes_differ or any(other.startswith(f'{name}.key_values.') for other in infos):
+    raise UserError(
+      f'{name} has other keys and values than num_heads and head_dim describe (value_dim, key_values or head_outputs): '
+      'heads of this model cannot be pruned'
+    )
   num_heads = out.shape[1]
   values = infos.get(f'{name}.v.kernel', out)
   sizes = dict(zip(values.axes, values.shape[1:], strict=True))

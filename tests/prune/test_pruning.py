@@ -129,6 +129,14 @@ REFUSED = {
     (*ENCODER, 'Encoder.encoding=@T5Bias', 'T5Bias.num_heads=4', 'T5Bias.bidirectional=True'),
     'body.encoding.table has values for each head',
   ),
+  'values of another size': (
+    (*ENCODER, 'MultiHeadAttention.value_dim=8'),
+    'mixer has other keys and values',
+  ),
+  'values that heads share': (
+    (*ENCODER, 'MultiHeadAttention.key_values=@SharedValues'),
+    'mixer has other keys and values',
+  ),
 }
 
 

@@ -279,7 +279,7 @@ def rotated_queries(q: Any, call: Call, size: int | None) -> Any:
   encoding = call.encoding
   if q is None or encoding is None or 'rotate' not in encoding.hooks:
     return q
-  first = q[..., :size]
+  first = q if size is None else q[..., :size]
   first = encoding.rotate(first, first, call.tokens, call.tokens)[0]
   return first if size is None else jnp.concatenate([first, q[..., size:]], axis=-1)
 
