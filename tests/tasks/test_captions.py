@@ -166,6 +166,8 @@ def test_generation_reads_images_and_files_of_images_alike(model, tmp_path):
   settings = {'strategy': Greedy(), 'max_new_tokens': 4}
   first, second = captions.generate(model, [image, path], **settings)
   assert first == second and first[0]['tokens']
+  ((other,),) = captions.generate(model, [255 - image], **settings)
+  assert abs(other['score'] - first[0]['score']) > 1e-4
 
 
 def test_captions_are_scored_as_translations_are(model):
