@@ -78,6 +78,15 @@ CASES = {
   'fsdp_tensor': ('fsdp_tensor', [FLOAT32]),
   'context': ('context', [FLOAT32]),
   'ring': ('context', [FLOAT32, 'CausalLM.length=1024', 'LearnedPositions.max_length=1024']),
+  'experts': (
+    'expert',
+    [
+      FLOAT32,
+      'Block.feed_forward=@MixtureOfExperts',
+      'MixtureOfExperts.num_experts=8',
+      'MixtureOfExperts.expert=@MLP',
+    ],
+  ),
   'adafactor': ('fsdp', [FLOAT32, 'Trainer.optimizer=@Adafactor()']),
   'muon': ('fsdp', [FLOAT32, 'Trainer.optimizer=@Muon()']),
   'accumulate': ('fsdp', [FLOAT32, 'Trainer.accumulate=2']),
