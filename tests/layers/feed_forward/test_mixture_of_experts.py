@@ -86,7 +86,7 @@ def in_transformers(part):
   return torch, modeling_mixtral, block
 
 
-def test_the_mixture_equals_the_block_of_mixtral():
+def test_the_mixture_equals_the_block_of_mixtral(compared):
   """Outputs and the gradients of all parameters and of the input."""
   part, x = mixture(), inputs()
   cotangent = jax.random.normal(jax.random.key(2), x.shape)
@@ -101,8 +101,9 @@ def test_the_mixture_equals_the_block_of_mixtral():
     return (result.x * cotangent).sum(), result
 
   (own, dx), result = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(part, x)
-  np.testing.assert_allclose(result.x, y.detach().numpy(), **TOLERANCE)
-  np.testing.assert_allclose(dx, theirs.grad.numpy(), **TOLERANCE)
+  system = 'Mixtral', 'transformers MixtralSparseMoeBlock'
+  compared(*system, result.x, y.detach().numpy(), **TOLERANCE)
+  compared(*system, dx, theirs.grad.numpy(), of='gradients', **TOLERANCE)
   gates = expected['experts.gate_up_proj'].swapaxes(1, 2)
   for gradient, reference in (
     (own.router.kernel, expected['gate.weight'].T),
@@ -110,7 +111,7 @@ def test_the_mixture_equals_the_block_of_mixtral():
     (own.expert.up.kernel, gates[..., HIDDEN:]),
     (own.expert.down.kernel, expected['experts.down_proj'].swapaxes(1, 2)),
   ):
-    np.testing.assert_allclose(gradient[...], reference, **TOLERANCE)
+    compared(*system, gradient[...], reference, of='gradients', **TOLERANCE)
   assert result.aux.metrics['dropped_tokens'] == (0, 2 * BATCH * LENGTH)
 
 
