@@ -261,7 +261,7 @@ def _meshes(subject: Subject) -> Iterator[Mesh]:
   """Yields a mesh with the axis data, and one for each other axis that may split the part."""
   yield Mesh()
   infos = Blueprint(jax.eval_shape(lambda: subject.part)).infos.values()
-  names = {name for info in infos for name in info.axes if name is not None}
+  names = {name for info in infos for name in info.all_axes if name is not None}
   axes = {axis for name in names for axis in as_tuple(Mesh().rules.get(name))}
   if len(jax.devices()) % 2 == 0:
     for axis in sorted(axes | ({'context'} if subject.mixes else set())):
