@@ -21,6 +21,7 @@ from t2x.layers import (
   LightweightConvolution,
   MixtureOfExperts,
   MultiHeadAttention,
+  Parallel,
   Result,
   Routing,
   Tokens,
@@ -33,20 +34,30 @@ BATCH, LENGTH, WIDTH, HIDDEN, EXPERTS = 3, 10, 8, 12, 4
 TOLERANCE = {'atol': 1e-5, 'rtol': 1e-5}
 
 
-def mixture(seed=0, hidden_dim=HIDDEN, dispatch=None, router=TopK, expert=GatedMLP, **settings):
-  """A mixture whose parameters are all perturbed; nothing is dropped by default."""
-  part = MixtureOfExperts(
-    WIDTH,
+def mixture_of(
+  d_model, hidden_dim=HIDDEN, dispatch=None, router=TopK, expert=GatedMLP, *, rngs, **settings
+):
+  """A mixture in which nothing is dropped by default."""
+  return MixtureOfExperts(
+    d_model,
     num_experts=EXPERTS,
     expert=functools.partial(expert, hidden_dim=hidden_dim, **settings),
     router=router,
     dispatch=dispatch or Capacity(factor=float(EXPERTS)),
-    rngs=nnx.Rngs(seed),
+    rngs=rngs,
   )
+
+
+def perturbed(part, seed=1):
+  """Adds noise to all parameters."""
   leaves, structure = jax.tree.flatten(part)
-  keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
   noisy = [a + 0.1 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
   return jax.tree.unflatten(structure, noisy)
+
+
+def mixture(**settings):
+  return perturbed(mixture_of(WIDTH, rngs=nnx.Rngs(0), **settings))
 
 
 def inputs(seed=1, batch=BATCH):
@@ -113,6 +124,54 @@ def test_the_mixture_equals_the_block_of_mixtral(compared):
   ):
     compared(*system, gradient[...], reference, of='gradients', **TOLERANCE)
   assert result.aux.metrics['dropped_tokens'] == (0, 2 * BATCH * LENGTH)
+
+
+def test_shared_experts_beside_routed_ones_equal_the_block_of_deepseek_v2():
+  """Outputs and the gradient of the input; two shared experts are one layer of twice the width."""
+  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+  from transformers import DeepseekV2Config
+  from transformers.models.deepseek_v2 import modeling_deepseek_v2
+
+  router = functools.partial(TopK, normalise=False)
+  routed = functools.partial(mixture_of, router=router)
+  shared = functools.partial(GatedMLP, hidden_dim=2 * HIDDEN)
+  part = perturbed(Parallel(WIDTH, parts={'shared': shared, 'routed': routed}, rngs=nnx.Rngs(0)))
+  config = DeepseekV2Config(
+    hidden_size=WIDTH,
+    moe_intermediate_size=HIDDEN,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    n_routed_experts=EXPERTS,
+    num_experts_per_tok=2,
+    n_shared_experts=2,
+    topk_method='greedy',
+    routed_scaling_factor=1.0,
+    experts_implementation='eager',
+  )
+  block = modeling_deepseek_v2.DeepseekV2Moe(config).eval()
+  gate, up, down = (
+    np.array(p.kernel[...]).swapaxes(1, 2)
+    for p in (part.routed.expert.gate, part.routed.expert.up, part.routed.expert.down)
+  )
+  weights = {
+    'gate.weight': np.array(part.routed.router.kernel[...]).T,
+    'experts.gate_up_proj': np.concatenate([gate, up], axis=1),
+    'experts.down_proj': down,
+    **{
+      f'shared_experts.{name}_proj.weight': np.array(getattr(part.shared, name).kernel[...]).T
+      for name in ('gate', 'up', 'down')
+    },
+  }
+  block.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
+  x = inputs()
+  theirs = torch.tensor(np.asarray(x), requires_grad=True)
+  y = block(theirs)
+  y.square().sum().backward()
+  own, dx = jax.value_and_grad(lambda x: jnp.square(part(x, call()).x).sum())(x)
+  np.testing.assert_allclose(part(x, call()).x, y.detach().numpy(), **TOLERANCE)
+  np.testing.assert_allclose(own, y.square().sum().item(), **TOLERANCE)
+  np.testing.assert_allclose(dx, theirs.grad.numpy(), **TOLERANCE)
 
 
 def test_the_balance_loss_equals_that_of_mixtral_for_each_row():
