@@ -18,6 +18,7 @@ from t2x.layers.attention.key_values import *
 from t2x.layers.attention.masks import *
 from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.scores import *
+from t2x.layers.attention.source_attention import *
 from t2x.layers.attention.value_residual import *
 from t2x.layers.auxiliary import *
 from t2x.layers.caches import *
@@ -44,6 +45,7 @@ from t2x.layers.mixers.lsh_attention import *
 from t2x.layers.mixers.memory_compressed import *
 from t2x.layers.mixers.nystrom import *
 from t2x.layers.mixers.recurrence import *
+from t2x.layers.mixers.recurrent import *
 from t2x.layers.mixers.routing_attention import *
 from t2x.layers.mixers.sinkhorn_attention import *
 from t2x.layers.mixers.synthesizers import *

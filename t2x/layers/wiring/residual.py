@@ -28,6 +28,7 @@ __all__ = [
   'FixupWiring',
   'LayerScale',
   'NoNorm',
+  'Plain',
   'PostNorm',
   'PreNorm',
   'ReZero',
@@ -122,6 +123,21 @@ class NoNorm(_Residual):
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
     self.dropout_rate = dropout_rate
+
+
+class Plain(NormedWiring):
+  """Neither a residual connection nor a norm: dropout(sublayer(x)), as between recurrent layers.
+
+  Args:
+    d_model: width of the stream.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
+    self.dropout_rate = dropout_rate
+
+  def connect(self, x, branch):
+    return branch(x)
 
 
 class PreNorm(_Residual):

@@ -1,0 +1,171 @@
+"""Attention to the vectors of the source themselves, as in recurrent and convolutional translation models."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.cache import SourceCache, source_queries
+from t2x.layers.attention.head_projections import source_of
+from t2x.layers.attention.kernels import AttentionInputs, Auto, Dense
+from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.scores import AdditiveScores, DotProductScores
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
+from t2x.layers.parameters import Initializer, Linear
+
+__all__ = ['ConvS2SAttention', 'SourceAttention']
+
+
+class _OneHead(nnx.Module):
+  """Base class: one head, whose values are vectors of the source; subclasses define keys, values and scores.
+
+  Raises:
+    UserError: when called, there is no source, or it has a position encoding.
+  """
+
+  implements = (Sublayer,)
+  reads: frozenset[str] = frozenset({'source', 'record.probabilities'})
+  max_length: int | None = None
+  scores: Any
+
+  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+    """Returns keys [batch, source, features] and values [batch, source, d_model]."""
+    raise NotImplementedError
+
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> SourceCache:
+    """Returns the keys and values of the source."""
+    k, v = self.keys_and_values(source_of(self, source))
+    return SourceCache.of(k[:, :, None], v[:, :, None])
+
+  def attend(
+    self, q: Float[Array, 'batch length features'], call: Call, cache: SourceCache | None
+  ) -> tuple[Result, AttentionInputs]:
+    """Returns the weighted sums of values [batch, length, d_model], and the inputs of the kernel."""
+    source = source_of(self, call.source)
+    if source.encoding is not None:
+      name = type(source.encoding).__name__
+      raise UserError(
+        f'{type(self).__name__} reads no positions of the source, but there is {name}: leave out '
+        'EncoderDecoder.source_encoding'
+      )
+    memory = self.init_cache(len(q), 0, q.dtype, source) if cache is None else cache
+    k, v = (a.astype(q.dtype) for a in memory.keys_and_values() if a is not None)
+    heads, tokens = source_queries(len(v), q[:, :, None], call.tokens)
+    pairs, k_tokens = dataclasses.replace(call, tokens=tokens), source.tokens.as_source()
+    scores = self.scores(heads, k, tokens, k_tokens, scale=1.0, call=pairs)
+    inputs = AttentionInputs(scores, v, source.pattern, tokens, k_tokens)
+    recorded = {}
+    if 'probabilities' in call.record:
+      recorded = {'probabilities': Dense().probabilities(inputs)}
+    y = Auto()(inputs).reshape(*q.shape[:2], -1)
+    return Result(y, cache, recorded=recorded), inputs
+
+
+class SourceAttention(_OneHead):
+  """Attention whose output is a weighted sum of the vectors of the source: without projections of values and output.
+
+  Bahdanau et al. 2014 (https://arxiv.org/abs/1409.0473, section 3.1) with `AdditiveScores`.
+
+  Args:
+    d_model: width of the input and of the source.
+    head_dim: features of queries and keys. None: d_model.
+    scores: builds the scores of one head; they read queries and keys.
+    kernel_init: initialiser of the query and key projections, which have no biases.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    head_dim: Size | None = None,
+    scores: Callable[..., Scores] = AdditiveScores,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    features = head_dim or d_model
+    self.scores = scores(1, features, rngs=rngs)
+    if not self.scores.reads <= {'q', 'k', 'scale'}:
+      name = type(self.scores).__name__
+      raise UserError(
+        f'SourceAttention cannot use {name}, which score positions of one sequence: use @AdditiveScores, '
+        '@BilinearScores or @DotProductScores'
+      )
+    axes, settings = ('embed', 'head_dim'), {'init': kernel_init, 'use_bias': False, 'rngs': rngs}
+    self.q, self.k = (Linear((d_model,), (features,), axes, **settings) for _ in 'qk')
+
+  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+    assert source.x is not None  # Caches are computed from vectors.
+    return self.k(source.x), source.x
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: SourceCache | None = None,
+  ) -> Result:
+    """Returns the weighted sum of the vectors of the source for each token of `x`."""
+    return self.attend(self.q(x), call, cache)[0]
+
+
+class ConvS2SAttention(_OneHead):
+  """Attention of convolutional translation models, whose values are the outputs z of the encoder plus its inputs e
+  (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.3, and its code in fairseq).
+
+  The query of a token is sqrt(0.5) (x W_in + g), with the input g of the first layer of the decoder; scores are dot
+  products with z, values are sqrt(0.5) (z + e), and the weighted sum of n tokens is multiplied by sqrt(n) and W_out.
+
+  Args:
+    d_model: width of the input and of the source.
+    use_bias: whether both projections have biases.
+    kernel_init: initialiser of both projections.
+  """
+
+  reads = _OneHead.reads | {'extras'}
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    use_bias: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    self.scores = DotProductScores(1, d_model, rngs=rngs)
+    settings = {'init': kernel_init, 'use_bias': use_bias, 'rngs': rngs}
+    self.q = Linear((d_model,), (d_model,), ('embed', 'head_dim'), **settings)
+    self.out = Linear((d_model,), (d_model,), ('head_dim', 'embed'), **settings)
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """Returns the input of the first layer; see `ExtrasSublayer`."""
+    return {'first_input': x}
+
+  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+    assert source.x is not None  # Caches are computed from vectors.
+    return source.x, 0.5**0.5 * (source.x + source.inputs_for(self))
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: SourceCache | None = None,
+  ) -> Result:
+    """Attends from each token of `x` to the source."""
+    q = 0.5**0.5 * (self.q(x) + call.extras['first_input'])
+    result, inputs = self.attend(q, call, cache)
+    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
+    if mask is None:
+      counts = jnp.full((1, 1, 1), inputs.k_len, Dtypes.reductions)
+    else:
+      counts = jnp.broadcast_to(mask, (len(inputs.v), 1, inputs.q_len, inputs.k_len)).sum(axis=-1)
+      counts = counts.reshape(*x.shape[:2], 1).astype(Dtypes.reductions)
+    y = self.out(result.x * jnp.sqrt(counts).astype(x.dtype))
+    return dataclasses.replace(result, x=y)
