@@ -182,7 +182,7 @@ def _call_misfit(own: Any, required: Any) -> str | None:
   """Returns how a method's arguments or return value differ from those of the protocol's method."""
   lacking, adapt = _lacking(own, required), widening(required).adapt
   # A method that is adapted has other arguments in place of the new ones, or none.
-  errors = [_binding_error(own, required, without) for without in {(), lacking}]
+  errors = [_binding_error(own, required, without) for without in ((), lacking)]
   if None not in errors:
     by_position, by_name = _arguments(required)
     return f'cannot be called as {_call_text(by_position, by_name)}: {errors[0]}'

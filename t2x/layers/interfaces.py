@@ -57,7 +57,7 @@ class Source:
   x: Float[Array, 'batch source d_model'] | None
   tokens: Tokens
   encoding: PositionEncoding | None = None
-  inputs: Float[Array, 'batch source d_model'] | None = None
+  inputs: Float[Array, 'batch inputs input_dim'] | None = None
   pattern: Pattern = Full()
 
   def without_vectors(self) -> 'Source':

@@ -56,7 +56,7 @@ def as_theirs(part):
   }
 
 
-def test_a_recurrent_decoder_equals_joeynmt():
+def test_a_recurrent_decoder_equals_joeynmt(compared):
   ours = moved(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)), scale=0.1)
   encoder = types.SimpleNamespace(output_size=WIDTH)
   sizes = {'emb_size': WIDTH, 'hidden_size': WIDTH, 'vocab_size': 3}
@@ -82,11 +82,11 @@ def test_a_recurrent_decoder_equals_joeynmt():
     return (result.x * WEIGHTS).sum(), result
 
   gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  np.testing.assert_allclose(result.x, expected.detach(), atol=1e-5)
-  np.testing.assert_allclose(
-    result.recorded['probabilities'][:, 0], alignments.detach(), atol=1e-5
-  )
+  system, reference = 'LSTM with attention: decoder', 'joeynmt RecurrentDecoder'
+  compared(system, reference, result.x, expected.detach().numpy())
+  recorded = result.recorded['probabilities'][:, 0]
+  compared(system, reference, recorded, alignments.detach().numpy())
   found = as_theirs(gradients[0]) | {'x': gradients[1], 'source': gradients[2]}
   grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
   for name, gradient in found.items():
-    np.testing.assert_allclose(gradient, grads[name], atol=1e-5, rtol=1e-5, err_msg=name)
+    compared(system, reference, gradient, grads[name].numpy(), of='gradients')

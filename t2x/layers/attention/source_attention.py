@@ -1,6 +1,7 @@
 """Attention to the vectors of the source themselves, as in recurrent and convolutional translation models."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ class _OneHead(nnx.Module):
       )
     memory = self.init_cache(len(q), 0, q.dtype, source) if cache is None else cache
     k, v = (a.astype(q.dtype) for a in memory.keys_and_values() if a is not None)
-    heads, tokens = source_queries(len(v), q[:, :, None], call.tokens)
+    heads, tokens = source_queries(len(v), q[:, :, None], len(q), call.tokens)
     pairs, k_tokens = dataclasses.replace(call, tokens=tokens), source.tokens.as_source()
     scores = self.scores(heads, k, tokens, k_tokens, scale=1.0, call=pairs)
     inputs = AttentionInputs(scores, v, source.pattern, tokens, k_tokens)
@@ -99,8 +100,8 @@ class SourceAttention(_OneHead):
         f'SourceAttention cannot use {name}, which score positions of one sequence: use @AdditiveScores, '
         '@BilinearScores or @DotProductScores'
       )
-    axes, settings = ('embed', 'head_dim'), {'init': kernel_init, 'use_bias': False, 'rngs': rngs}
-    self.q, self.k = (Linear((d_model,), (features,), axes, **settings) for _ in 'qk')
+    linear = functools.partial(Linear, (d_model,), (features,), ('embed', 'head_dim'))
+    self.q, self.k = (linear(init=kernel_init, use_bias=False, rngs=rngs) for _ in 'qk')
 
   def keys_and_values(self, source: Source) -> tuple[Array, Array]:
     assert source.x is not None  # Caches are computed from vectors.
@@ -140,9 +141,10 @@ class ConvS2SAttention(_OneHead):
     rngs: nnx.Rngs,
   ):
     self.scores = DotProductScores(1, d_model, rngs=rngs)
-    settings = {'init': kernel_init, 'use_bias': use_bias, 'rngs': rngs}
-    self.q = Linear((d_model,), (d_model,), ('embed', 'head_dim'), **settings)
-    self.out = Linear((d_model,), (d_model,), ('head_dim', 'embed'), **settings)
+    linear = functools.partial(
+      Linear, (d_model,), (d_model,), init=kernel_init, use_bias=use_bias, rngs=rngs
+    )
+    self.q, self.out = linear(('embed', 'head_dim')), linear(('head_dim', 'embed'))
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
     """Returns the input of the first layer; see `ExtrasSublayer`."""

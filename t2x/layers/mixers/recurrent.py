@@ -208,7 +208,7 @@ class RecurrentDecoder(nnx.Module):
     return Result(y, None if cache is None else state, recorded=recorded)
 
   def _step(
-    self, state: DecoderState, step: tuple[Array, Array, Tokens], call: Call, memory: SourceCache
+    self, state: DecoderState, step: tuple[Array, Array, Tokens], call: Call, memory: Any
   ) -> tuple[DecoderState, tuple[Array, dict[str, Array]]]:
     """Returns the state after a token of each row, and the output [batch, d_model] with recorded arrays."""
     projected, first, tokens = step

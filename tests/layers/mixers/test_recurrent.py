@@ -67,9 +67,10 @@ def test_generated_tokens_have_the_probabilities_of_the_forward_pass(model, stra
   inputs = {'source': jnp.asarray(SOURCE), 'source_tokens': source_tokens}
   settings = {'max_new_tokens': ROOM, 'eos_id': EOS, 'pad_id': PAD, 'strategy': strategy}
   prompts = np.full((3, 1), 2)
-  found = generate(model, prompts, np.ones(3, int), **settings, **inputs)
+  with jax.numpy_rank_promotion('allow'):  # Only layers and models broadcast explicitly.
+    found = generate(model, prompts, np.ones(3, int), **settings, **inputs)
   ids = np.concatenate([prompts, found.tokens[:, 0]], axis=1)
-  own = np.arange(ROOM) < np.asarray(found.lengths)
+  own = np.arange(ROOM)[None] < np.asarray(found.lengths)
   expected = np.where(own, log_probabilities(model, ids), 0)
   np.testing.assert_allclose(found.log_probs[:, 0], expected, atol=2e-5)
 
@@ -90,7 +91,10 @@ def test_without_an_initial_part_the_state_starts_with_zeros():
   cache = RecurrentDecoder(WIDTH, initial=None, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source)
   for leaf in jax.tree.leaves((cache.cell, cache.fed)):
     np.testing.assert_array_equal(leaf, 0)
-  assert jnp.abs(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source).cell[0]).min() > 0
+  assert (
+    jnp.abs(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source).cell[0]).min()
+    > 0
+  )
 
 
 def test_unsupported_calls_are_refused():
