@@ -82,6 +82,7 @@ PARTS = [
   *_width(layers.LSHAttention, num_heads=H, num_buckets=2, chunk=4),
   *_width(layers.SinkhornAttention, num_heads=H, block=4),
   *_width(layers.RoutingAttention, num_heads=H, num_clusters=2, window=3),
+  *_width(layers.RecurrentDecoder, layers.ConvS2SAttention),
   *_width(layers.LightweightConvolution, layers.DynamicConvolution, num_heads=H, kernel_size=3),
   *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
   *_free(partial(layers.ConvBias, window=3)),
@@ -106,7 +107,7 @@ PARTS = [
   *_width(layers.PatchEmbedding, patch_size=2),
   *_width(layers.AudioStem, num_features=3),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
-  *_width(layers.LayerScale, layers.NoNorm, layers.FixupWiring),
+  *_width(layers.LayerScale, layers.NoNorm, layers.Plain, layers.FixupWiring),
   *_width(layers.ReZero, norm=layers.RMSNorm),
   *_width(layers.HyperConnections, layers.DynamicHyperConnections),
   *(
