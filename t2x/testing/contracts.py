@@ -108,18 +108,18 @@ def padding_is_not_read(subject: Subject) -> None:
 
 def packed_rows_equal_separate_rows(subject: Subject) -> None:
   """Checks that packed examples equal the same examples in separate rows, under each supported pattern."""
-  first = subject.length // 2
-  rest = subject.length - first
+  first, rest = subject.length // 2, subject.length - subject.length // 2
   positions = jnp.concatenate([jnp.arange(first), jnp.arange(rest)])[None]
   segments = jnp.repeat(
     jnp.asarray([1, 2]), jnp.asarray([first, rest]), total_repeat_length=first + rest
   )
   tokens = Tokens(positions, segments[None])
+  of_both, sources = subject.packed_sources()
   for pattern in {subject.pattern, Causal()}:
-    packed = subject(call=subject.call(tokens, pattern)).x
-    for part in (slice(0, first), slice(first, None)):
+    packed = subject(call=subject.call(tokens, pattern, source=of_both)).x
+    for part, source in zip((slice(0, first), slice(first, None)), sources, strict=True):
       x = subject.x[:, part]
-      separate = subject(x, subject.call(pattern=pattern, length=x.shape[1])).x
+      separate = subject(x, subject.call(pattern=pattern, length=x.shape[1], source=source)).x
       same(packed[:, part], separate, f'a packed row against separate rows under {pattern}')
 
 
@@ -167,7 +167,8 @@ def copies_follow_their_parents(subject: Subject) -> None:
       positions = np.repeat(PROMPTS, copies) + step
       rows[np.arange(len(rows)), positions] = x
       y, cache, slots = next_token(subject, x, positions, cache, slots)
-      call = subject.call(pattern=Causal(), length=rows.shape[1])
+      own = subject.source_of(lambda a: jnp.repeat(a, copies, axis=0))
+      call = subject.call(pattern=Causal(), length=rows.shape[1], source=own)
       expected = subject(jnp.asarray(rows), call).x[np.arange(len(rows)), positions]
       same(y, expected, f'token {step} of each copy, with {name}')
       cache, slots, rows = cache and cache.take(taken), slots.take(taken), rows[taken]
@@ -242,7 +243,8 @@ def devices_change_nothing(subject: Subject) -> None:
   except for those that the part refuses."""
   count = len(jax.devices())
   rows = np.random.default_rng(6).normal(size=(BATCH * count, subject.length, subject.d_model))
-  x, call = jnp.asarray(rows, jnp.float32), subject.call()
+  source = subject.source_of(lambda a: jnp.tile(a, (count, 1, 1)))
+  x, call = jnp.asarray(rows, jnp.float32), subject.call(source=source)
   y, gradients = jax.jit(value_and_gradients)(subject.part, x, call)
   for number, mesh in enumerate(_meshes(subject)):
     try:

@@ -21,6 +21,7 @@ from t2x.layers import (
   PositionEncoding,
   Result,
   Slots,
+  Source,
   Sublayer,
   Tokens,
 )
@@ -74,6 +75,10 @@ class Subject:
     self.length = min(longest, self.part.max_length or longest)
     rng = np.random.default_rng(4)
     self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
+    self.source: Source | None = None
+    if 'source' in self.part.reads:
+      x = jnp.asarray(rng.normal(size=(BATCH, 7, d_model)), jnp.float32)
+      self.source = Source(x, Tokens.row(7), inputs=jnp.roll(x, 1, axis=0))
     try:
       jax.eval_shape(lambda x: apply(self.part, x, self.call(pattern=Full())).x, self.x)
       self.pattern: Pattern = Full()
@@ -97,17 +102,34 @@ class Subject:
     # A part of a row has no grid.
     grid = self.grid if length in (None, self.length) else None
     row = Tokens.row(length or self.length, grid=grid) if tokens is None else tokens
-    return dataclasses.replace(Call(row, pattern or self.pattern, encoding), **fields)
+    call = Call(row, pattern or self.pattern, encoding, self.source)
+    return dataclasses.replace(call, **fields)
+
+  def source_of(self, function: Callable[[Array], Array]) -> Source | None:
+    """Returns the source with a function applied to its vectors and inputs; None for a part that reads none."""
+    if self.source is None:
+      return None
+    x, inputs = function(self.source.x), function(self.source.inputs)  # type: ignore[arg-type]
+    return Source(x, Tokens.row(x.shape[1]), inputs=inputs)
+
+  def packed_sources(self) -> tuple[Source | None, list[Source | None]]:
+    """Returns the source as that of two examples, of 4 and 3 tokens, in each row, and those of the examples."""
+    pieces = [self.source_of(lambda a, part=part: a[:, part]) for part in (slice(4), slice(4, 7))]
+    if self.source is None:
+      return None, pieces
+    packed = Tokens(jnp.arange(7)[None], jnp.asarray([[1] * 4 + [2] * 3]))
+    return dataclasses.replace(self.source, tokens=packed), pieces
 
   def training_call(self, rows: slice = slice(None)) -> Call:
     """Returns the call of a train step, with random keys, for some rows of the batch."""
-    return self.call(key=row_keys(jax.random.key(7), BATCH)[rows], step=jnp.int32(7))
+    source, key = self.source_of(lambda a: a[rows]), row_keys(jax.random.key(7), BATCH)[rows]
+    return self.call(key=key, step=jnp.int32(7), source=source)
 
   def init_cache(self, num_slots: int, part: Any = None) -> Cache | None:
     """Returns an empty cache of the part, or of another with the same settings."""
     part = self.part if part is None else part
     held = held_features(part, self.encoding if 'encoding' in part.reads else None)
-    return part.init_cache(BATCH, num_slots, jnp.float32, **held)
+    return part.init_cache(BATCH, num_slots, jnp.float32, self.source, **held)
 
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
     """Returns the result of the compiled part."""

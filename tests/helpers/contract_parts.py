@@ -16,6 +16,7 @@ from t2x.layers import (
   Capacity,
   CombinedPositions,
   ConvBias,
+  ConvS2SAttention,
   CoPE,
   CosineScores,
   DenseScores,
@@ -26,6 +27,7 @@ from t2x.layers import (
   FavorPlus,
   FlowAttention,
   ForgetGate,
+  FromSource,
   FullBias,
   GatedDeltaNet,
   GatedHeads,
@@ -49,6 +51,7 @@ from t2x.layers import (
   NystromAttention,
   Parallel,
   Plus,
+  RecurrentDecoder,
   RelativeSinusoids,
   RMSNorm,
   RoPE,
@@ -217,6 +220,11 @@ PARTS = {
       dispatch=Capacity(factor=2.0),
     )
   },
+  'cross-attention': {
+    'build': part(FromSource, sublayer=part(attention, num_kv_heads=2, dropout_rate=0.1))
+  },
+  'recurrent decoder': {'build': RecurrentDecoder},
+  'ConvS2S attention': {'build': ConvS2SAttention},
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
   'MLP with a norm': {'build': part(MLP, hidden_dim=24, norm=LayerNorm)},
   'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},

@@ -104,12 +104,12 @@ def test_a_decoder_layer_of_detr_equals_transformers(compared):
 
   gradients, y = jax.grad(weighted, range(5), has_aux=True)(block, X, SOURCE, own, of_source)
   reference = 'transformers DetrDecoderLayer'
-  compared('DETR: decoder layer', reference, y, expected.detach().numpy())
+  compared('DETR decoder layer', reference, y, expected.detach().numpy())
   found = as_theirs(gradients[0])
   for name, gradient in found.items():
     # Softmax ignores a constant of the scores: the gradient of the key bias is zero, whose relative size is noise.
-    system = None if name.endswith('k_proj.bias') else 'DETR: decoder layer'
+    system = None if name.endswith('k_proj.bias') else 'DETR decoder layer'
     compared(system, reference, gradient, parameters[name].grad.numpy(), of='gradients')
   tables = [e.positions.table[...] for e in gradients[3:]]
   for gradient, tensor in zip([*gradients[1:3], *tables], inputs, strict=True):
-    compared('DETR: decoder layer', reference, gradient, tensor.grad.numpy(), of='gradients')
+    compared('DETR decoder layer', reference, gradient, tensor.grad.numpy(), of='gradients')

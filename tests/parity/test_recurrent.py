@@ -82,7 +82,7 @@ def test_a_recurrent_decoder_equals_joeynmt(compared):
     return (result.x * WEIGHTS).sum(), result
 
   gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'LSTM with attention: decoder', 'joeynmt RecurrentDecoder'
+  system, reference = 'recurrent decoder with attention', 'joeynmt RecurrentDecoder'
   compared(system, reference, result.x, expected.detach().numpy())
   recorded = result.recorded['probabilities'][:, 0]
   compared(system, reference, recorded, alignments.detach().numpy())
