@@ -4,6 +4,7 @@ from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
+from t2x.tasks.contrastive import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *

@@ -31,6 +31,9 @@ ATTENTION = partial(layers.MultiHeadAttention, num_heads=H)
 BLOCK = partial(models.Block, mixer=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32))
 STACK = partial(models.Stack, num_layers=2, blocks=[BLOCK])
 EMBEDDING = partial(layers.TokenEmbedding, vocab_size=V)
+TOWER = partial(
+  models.Tower, d_model=W, embedding=EMBEDDING, body=partial(models.Encoder, stack=STACK)
+)
 PATCHES = partial(layers.PatchEmbedding, patch_size=2)
 
 
@@ -126,6 +129,7 @@ PARTS = [
   partial(
     models.SequenceClassifier, W, V, classifier=partial(models.PooledClassifier, num_classes=3)
   ),
+  partial(models.TwoTower, a=TOWER, b=TOWER, dim=8),
   *_width(models.Encoder, input_dim=8, stack=STACK, input_norm=layers.LayerNorm),
   *_width(models.Stages, stages=[STACK, STACK]),
   *_width(models.Segments, stack=STACK, length=4, memory=4),

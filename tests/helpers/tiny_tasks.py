@@ -90,6 +90,9 @@ def make(folder):
     t2x.tasks.TextRegression(
       source=source(JsonLines, 'labelled.jsonl'), length=32, score='share', tokenizer=Bytes()
     ),
+    t2x.tasks.Contrastive(
+      source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, tokenizer=Bytes()
+    ),
     t2x.tasks.MaskedPairs(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.WordClassification(
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte

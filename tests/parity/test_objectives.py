@@ -10,10 +10,20 @@ from applying import moved
 from flax import nnx
 from loss_terms import gradient
 
-from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, PreNorm, RMSNorm, TokenEmbedding, relu
-from t2x.models import Block, Decoder, LanguageModel, MultiTokenHead, Stack
-from t2x.tasks import CausalLM, MultiTokenPrediction
+from t2x.data import BabelDates, Bytes, TextFiles
+from t2x.layers import MLP, MultiHeadAttention, PreNorm, RMSNorm, TokenEmbedding, param, relu
+from t2x.models import (
+  Block,
+  Decoder,
+  Encoder,
+  LanguageModel,
+  MultiTokenHead,
+  Output,
+  Stack,
+  Tower,
+  TwoTower,
+)
+from t2x.tasks import CausalLM, Contrastive, MultiTokenPrediction
 from t2x.train.params import Blueprint
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -134,3 +144,85 @@ def test_multi_token_prediction_equals_the_equations_of_deepseek_v3_with_gradien
   micro, _ = gradient(task, model, jax.tree.map(lambda a: jnp.asarray(a, jnp.int32), batch), 2)
   for name, array in named(micro).items():
     np.testing.assert_allclose(array, ours[name], atol=1e-5, err_msg=name)
+
+
+class Given(nnx.Module):
+  """A tower that returns features, which have a gradient."""
+
+  def __init__(self, features, rngs):
+    init = nnx.initializers.constant(features)
+    self.features = param(init, features.shape, (None, None), rngs, kind='table')
+
+  def __call__(self, inputs, tokens, key):
+    return Output(self.features[...])
+
+
+@pytest.mark.parametrize('padding', [0, 2])
+def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, padding):
+  """CLIPModel's own loss of its pooled features; rows of padding change nothing."""
+  transformers = pytest.importorskip('transformers')
+  small = {
+    'hidden_size': 16,
+    'intermediate_size': 24,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+  }
+  config = transformers.CLIPConfig(
+    text_config=small | {'vocab_size': 40, 'max_position_embeddings': 12, 'eos_token_id': 39},
+    vision_config=small | {'hidden_size': 20, 'image_size': 8, 'patch_size': 4},
+    projection_dim=12,
+    logit_scale_init_value=np.log(1 / 0.07),
+  )
+  torch.manual_seed(0)
+  clip = transformers.CLIPModel(config).eval()
+  with torch.no_grad():
+    for parameter in clip.parameters():
+      parameter += 0.1 * torch.randn_like(parameter)
+  pooled = {}
+  for name in ('text_model', 'vision_model'):
+
+    def keep(module, inputs, output, name=name):
+      output.pooler_output.retain_grad()
+      pooled[name] = output.pooler_output
+
+    getattr(clip, name).register_forward_hook(keep)
+  theirs = clip(
+    input_ids=torch.randint(0, 39, (6, 9)), pixel_values=torch.randn(6, 3, 8, 8), return_loss=True
+  )
+  theirs.loss.backward()
+
+  tower = functools.partial(
+    Tower,
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=264),
+    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
+  )
+  model = TwoTower(a=tower, b=tower, dim=12, rngs=nnx.Rngs(0))
+  assert float(model.log_factor[...]) == pytest.approx(config.logit_scale_init_value)
+  sides = {'a': ('text_model', clip.text_projection), 'b': ('vision_model', clip.visual_projection)}
+  for name, (part, projection) in sides.items():
+    features = np.pad(pooled[part].detach().numpy(), ((0, padding), (0, 0)), constant_values=3.0)
+    setattr(model, name, Given(jnp.asarray(features), nnx.Rngs(0)))
+    kernel = jnp.asarray(projection.weight.detach().numpy().T)
+    ours = getattr(model, f'{name}_projection')
+    ours.kernel = param(
+      nnx.initializers.constant(kernel), kernel.shape, ('embed', None), nnx.Rngs(0), kind='table'
+    )
+  model.log_factor[...] = jnp.asarray(clip.logit_scale.detach().numpy())
+
+  task = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=4, target_length=5)
+  batch = {name: jnp.ones(s.shape, s.dtype) for name, s in task.spec(6 + padding).items()}
+  batch['weight'] = jnp.asarray([1] * 6 + [0] * padding, jnp.int32)
+  grads, metrics = gradient(task, model, batch)
+  loss, weight = metrics['loss']
+  system = ('contrastive loss of CLIP', f'transformers {transformers.__version__} CLIPModel')
+  compared(*system, loss / weight, theirs.loss.item())
+  closest = (theirs.logits_per_text.argmax(dim=1) == torch.arange(6)).sum().item()
+  assert [float(x) for x in metrics['accuracy']] == [closest, 6]
+  compared(*system, grads.log_factor[...], clip.logit_scale.grad.numpy(), of='gradients')
+  for name, (part, projection) in sides.items():
+    side = getattr(grads, name).features[...]
+    compared(*system, side[:6], pooled[part].grad.numpy(), of='gradients')
+    np.testing.assert_array_equal(side[6:], np.zeros_like(side[6:]))
+    kernel = getattr(grads, f'{name}_projection').kernel[...]
+    compared(*system, kernel, projection.weight.grad.numpy().T, of='gradients')

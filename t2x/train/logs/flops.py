@@ -55,6 +55,8 @@ def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
   if 'target' in task.inputs:
     encoder = _num_embedded(model, 'source_embedder', spec['source'])
     return {'encoder': encoder, 'decoder': spec['target'].shape[1]}
+  if len(task.inputs) > 1:  # Towers by the names of their inputs.
+    return {n: _num_embedded(getattr(model, n), 'embedding', spec[n]) for n in task.inputs}
   (name, kind), *_ = task.inputs.items()
   if kind != 'ids':
     return {'': _num_embedded(model, 'embedding', spec[name])}

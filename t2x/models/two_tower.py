@@ -1,0 +1,135 @@
+"""Two encoders whose vectors are compared (CLIP, https://arxiv.org/abs/2103.00020)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Shaped
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Positive, Size
+from t2x.layers import Embedder, Initializer, Linear, Tokens, named_key, normal, param
+from t2x.layers.dtypes import Dtypes
+from t2x.models.bodies import Encoder
+from t2x.models.classifiers import mean_tokens
+from t2x.models.interfaces import Body, Model, Output
+from t2x.models.language_model import limited
+from t2x.models.spec import ModelSpec
+
+__all__ = ['Tower', 'TwoTower']
+
+
+class Tower(nnx.Module):
+  """Computes a vector per row of token ids, images or other inputs.
+
+  Args:
+    d_model: width of the residual stream.
+    embedding: builds the embedder of the inputs.
+    body: builds the body.
+    pool: pooling function: `first_token`, `mean_tokens` or `last_token`.
+  """
+
+  def __init__(
+    self,
+    *,
+    d_model: Size,
+    embedding: Callable[..., Embedder],
+    body: Callable[..., Body] = Encoder,
+    pool: Callable[..., Array] = mean_tokens,
+    rngs: nnx.Rngs,
+  ):
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.body = body(d_model, rngs=rngs)
+    self.pool = pool
+
+  def __call__(
+    self, inputs: Shaped[Array, 'batch *shape'], tokens: Tokens | None, key: Array | None
+  ) -> Output:
+    """Returns the vectors [batch, output_dim]."""
+    x, tokens = self.embedding(inputs, tokens)
+    out = self.body(x, tokens=tokens, key=named_key(key, 'body'))
+    final = tokens if out.tokens is None else out.tokens
+    segments = None if final.segments is None else jnp.broadcast_to(final.segments, out.x.shape[:2])
+    return Output(self.pool(out.x, segments), None, out.aux, out.recorded)
+
+
+class TwoTower(nnx.Module):
+  """Computes vectors of unit length of two inputs, 'a' and 'b', and the factor of their products in a loss.
+
+  Args:
+    a: builds the tower of the first input.
+    b: builds the tower of the second input.
+    dim: width of the vectors that are compared.
+    temperature: initial temperature; the factor is its inverse, and is learned on a logarithmic scale.
+    max_factor: maximum of the factor; None: no maximum. 100 in CLIP's training.
+    init: initialiser of the projections.
+  """
+
+  implements = (Model,)
+
+  def __init__(
+    self,
+    *,
+    a: Callable[..., Tower],
+    b: Callable[..., Tower],
+    dim: Size,
+    temperature: Positive = 0.07,
+    max_factor: Positive | None = 100.0,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    if max_factor is not None and max_factor * temperature < 1:
+      raise UserError(
+        f'TwoTower.temperature = {temperature}: the factor {1 / temperature:.4g} is above max_factor = {max_factor}'
+      )
+    self.a, self.b, self.max_factor = a(rngs=rngs), b(rngs=rngs), max_factor
+
+    def projection(tower: Tower) -> Linear:
+      axes = ('embed', None)
+      return Linear((tower.body.output_dim,), (dim,), axes, init=init, use_bias=False, rngs=rngs)
+
+    self.a_projection, self.b_projection = projection(self.a), projection(self.b)
+    constant = nnx.initializers.constant(math.log(1 / temperature))
+    self.log_factor = param(constant, (), (), rngs, kind='scalar', keep_float32=True)
+
+  @property
+  def spec(self) -> ModelSpec:
+    towers = {'a': self.a, 'b': self.b}
+    return ModelSpec(
+      inputs={name: limited(tower.embedding, tower.body) for name, tower in towers.items()},
+      outputs=frozenset({'paired vectors'}),
+      patterns=tuple(pattern for tower in towers.values() for pattern in tower.body.patterns),
+    )
+
+  @property
+  def factor(self) -> Float[Array, '']:
+    """The factor of the products of vectors, float32."""
+    factor = jnp.exp(self.log_factor[...].astype(Dtypes.logits))
+    return factor if self.max_factor is None else jnp.minimum(factor, self.max_factor)
+
+  def __call__(
+    self,
+    a: Shaped[Array, 'batch *a'],
+    b: Shaped[Array, 'batch *b'],
+    *,
+    tokens: tuple[Tokens | None, Tokens | None] = (None, None),
+    key: Array | None = None,
+  ) -> tuple[Output, Output]:
+    """Returns the vectors [batch, dim] of each input, float32 of length 1.
+
+    Args:
+      a: the first input of each pair.
+      b: the second input.
+      tokens: metadata of the tokens of both; None: unpadded rows.
+      key: random keys of dropout, one per row [batch]; None: no dropout.
+    """
+    outs: list[Any] = []
+    towers = (self.a, a, self.a_projection), (self.b, b, self.b_projection)
+    for name, own, (tower, inputs, projection) in zip('ab', tokens, towers, strict=True):
+      out = tower(inputs, own, named_key(key, name))
+      x = projection(out.x).astype(Dtypes.logits)
+      length = jnp.maximum(jnp.sqrt(jnp.square(x).sum(axis=-1, keepdims=True)), 1e-12)
+      outs.append(Output(x / length, None, out.aux))
+    return outs[0], outs[1]

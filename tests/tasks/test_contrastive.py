@@ -1,0 +1,150 @@
+"""Contrastive learning of pairs of texts: padding, retrieval against a loop, and what is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import moved
+from flax import nnx
+from loss_terms import gradient
+
+from t2x.base.errors import UserError
+from t2x.data import BabelDates, Bytes
+from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
+from t2x.models import (
+  Block,
+  Encoder,
+  LanguageModel,
+  Stack,
+  Tower,
+  TwoTower,
+  last_token,
+  mean_tokens,
+)
+from t2x.tasks import Contrastive, Mixture, Retrieval
+from t2x.tasks.evaluators import Evaluated
+from t2x.train.logs.flops import row_lengths
+
+TASK = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
+
+
+def two_towers(pool=mean_tokens, **settings):
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=2),
+    feed_forward=functools.partial(MLP, hidden_dim=16),
+  )
+  tower = functools.partial(
+    Tower,
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=264),
+    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1, blocks=[block])),
+    pool=pool,
+  )
+  return moved(TwoTower(a=tower, b=tower, dim=6, rngs=nnx.Rngs(0), **settings), scale=0.3)
+
+
+def random_batch(rows=6):
+  rng = np.random.default_rng(0)
+  batch = {n: rng.integers(5, 250, s.shape).astype(np.int32) for n, s in TASK.spec(rows).items()}
+  for side in 'ab':
+    lengths = rng.integers(1, 12, (rows, 1))
+    batch[f'{side}_segments'] = (np.arange(batch[side].shape[1]) < lengths).astype(np.int32)
+  return jax.tree.map(jnp.asarray, batch | {'weight': np.ones(rows, np.int32)})
+
+
+@pytest.mark.parametrize('pool', [mean_tokens, last_token])
+def test_padding_changes_no_vector(pool):
+  model, batch = two_towers(pool), random_batch()
+  vectors = [np.asarray(out.x) for out in TASK.vectors(model, batch)]
+  changed = dict(batch)
+  for side in 'ab':
+    changed[side] = jnp.where(batch[f'{side}_segments'] != 0, batch[side], 7)
+  for one, other in zip(vectors, TASK.vectors(model, changed), strict=True):
+    np.testing.assert_allclose(np.linalg.norm(one, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(one, other.x, atol=1e-6)
+  assert abs(vectors[0] - vectors[1]).max() > 0.1
+
+
+def test_accumulation_is_refused_also_in_a_mixture():
+  model, batch = two_towers(), random_batch()
+  message = r'Trainer\.accumulate = 2: the loss of Contrastive compares all rows of a batch'
+  with pytest.raises(UserError, match=message):
+    gradient(TASK, model, batch, 2)
+  mixture = Mixture(tasks={'dates': TASK})
+  with pytest.raises(UserError, match=r'the loss of Mixture compares all rows'):
+    gradient(mixture, model, batch, 2)
+
+
+def test_another_model_is_refused():
+  model = LanguageModel(
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=264),
+    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
+    rngs=nnx.Rngs(0),
+  )
+  with pytest.raises(
+    UserError, match=r'Contrastive needs a model that takes a \(ids\) and b \(ids\)'
+  ):
+    TASK.check_model(model)
+  TASK.check_model(two_towers())
+
+
+def test_the_factor_has_a_maximum():
+  assert float(two_towers(temperature=0.5, max_factor=3.0).factor) <= 3.0
+  low = TwoTower(a=two_towers_part, b=two_towers_part, dim=4, temperature=0.1, rngs=nnx.Rngs(0))
+  assert float(low.factor) == pytest.approx(10, rel=1e-6)
+  low.log_factor[...] = jnp.float32(9.0)
+  assert float(low.factor) == 100
+  low.max_factor = None
+  assert float(low.factor) == pytest.approx(np.exp(9), rel=1e-5)
+  with pytest.raises(UserError, match=r'the factor 100 is above max_factor = 50'):
+    two_towers(temperature=0.01, max_factor=50.0)
+
+
+def two_towers_part(*, rngs):
+  return Tower(
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=264),
+    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
+    rngs=rngs,
+  )
+
+
+def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path))
+  task, model = TASK.bound(Bytes().train([])), two_towers()
+  rows = [task.rows('validation')[i] for i in range(23)]
+  evaluated = Evaluated(
+    task=task,
+    watched=iter,
+    model=lambda: model,
+    rows=lambda split: rows,
+    evaluation=lambda split, count: None,
+    batch_size=8,
+  )
+  result = Retrieval()(evaluated)
+  batch = {
+    name: jnp.stack([jnp.asarray(task.transform(train=False)(r, None)[name]) for r in rows])
+    for name in task.spec(1)
+  }
+  a, b = (np.asarray(out.x, np.float64) for out in task.vectors(model, batch))
+  for prefix, queries, keys in (('', a, b), ('reverse_', b, a)):
+    ranks = []
+    for i in range(23):
+      scores = [float(queries[i] @ keys[j]) for j in range(23)]
+      ranks.append(1 + sum(score > scores[i] for score in scores))
+    expected = {
+      'recall_1': np.mean([rank == 1 for rank in ranks]),
+      'recall_10': np.mean([rank <= 10 for rank in ranks]),
+      'mean_reciprocal_rank': np.mean([1 / rank for rank in ranks]),
+    }
+    for name, value in expected.items():
+      assert result.metrics[prefix + name] == pytest.approx(value, abs=1e-6)
+  assert result.examples['recall_1'].shape == (23,)
+
+
+def test_flops_are_counted_per_token_of_both_towers():
+  assert row_lengths(TASK, two_towers()) == {'a': 20, 'b': 24}
