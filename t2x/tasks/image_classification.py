@@ -116,8 +116,8 @@ class ImageClassification(DistillableTask):
     crop, (height, width, _) = self.train_crop if train else self.eval_crop, self.image_shape
     steps: list[Transform] = [] if crop is None else [CropAndResize(crop, height, width)]
     if train and self.augmentation is not None:
-      several = isinstance(self.augmentation, Sequence)
-      steps += self.augmentation if several else [self.augmentation]
+      chosen = self.augmentation
+      steps += [chosen] if isinstance(chosen, Augmentation) else chosen
     after = self.normalised_augmentation if train else ()
     return Chain((*steps, prepare, *after)) if steps or after else prepare
 
