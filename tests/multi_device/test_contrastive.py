@@ -20,7 +20,7 @@ from t2x.parallel import Mesh
 from t2x.tasks import Contrastive
 
 part = functools.partial
-block = part(Block, mixer=part(MultiHeadAttention, num_heads=2), feed_forward=part(MLP, hidden_dim=16))
+block = part(Block, mixer=part(MultiHeadAttention, num_heads=2, use_bias=False), feed_forward=part(MLP, hidden_dim=16))
 tower = part(
   Tower,
   d_model=8,

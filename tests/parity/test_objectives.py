@@ -37,15 +37,17 @@ def named(model):
   return Blueprint(jax.eval_shape(lambda: model)).params(model)
 
 
+BLOCK = functools.partial(
+  Block,
+  mixer=functools.partial(MultiHeadAttention, num_heads=HEADS, use_bias=False, out_bias=False),
+  feed_forward=functools.partial(MLP, hidden_dim=12, activation=relu, use_bias=False),
+  wiring=functools.partial(PreNorm, norm=RMSNorm),
+)
+STACK = functools.partial(Stack, num_layers=1, blocks=[BLOCK])
+
+
 def multi_token_model():
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=HEADS, use_bias=False, out_bias=False),
-    feed_forward=functools.partial(MLP, hidden_dim=12, activation=relu, use_bias=False),
-    wiring=functools.partial(PreNorm, norm=RMSNorm),
-  )
-  stack = functools.partial(Stack, num_layers=1, blocks=[block])
-  body = functools.partial(Decoder, stack=stack, final_norm=RMSNorm)
+  body = functools.partial(Decoder, stack=STACK, final_norm=RMSNorm)
   model = LanguageModel(
     d_model=WIDTH,
     embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),
@@ -195,7 +197,7 @@ def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, paddi
     Tower,
     d_model=8,
     embedding=functools.partial(TokenEmbedding, vocab_size=264),
-    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
+    body=functools.partial(Encoder, stack=STACK),
   )
   model = TwoTower(a=tower, b=tower, dim=12, rngs=nnx.Rngs(0))
   assert float(model.log_factor[...]) == pytest.approx(config.logit_scale_init_value)

@@ -30,20 +30,18 @@ from t2x.train.logs.flops import row_lengths
 TASK = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
 
 
+EMBEDDING = functools.partial(TokenEmbedding, vocab_size=264)
+BLOCK = functools.partial(
+  Block,
+  mixer=functools.partial(MultiHeadAttention, num_heads=2),
+  feed_forward=functools.partial(MLP, hidden_dim=16),
+)
+BODY = functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1, blocks=[BLOCK]))
+
+
 def two_towers(pool=mean_tokens, **settings):
-  block = functools.partial(
-    Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2),
-    feed_forward=functools.partial(MLP, hidden_dim=16),
-  )
-  tower = functools.partial(
-    Tower,
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=264),
-    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1, blocks=[block])),
-    pool=pool,
-  )
-  return moved(TwoTower(a=tower, b=tower, dim=6, rngs=nnx.Rngs(0), **settings), scale=0.3)
+  tower = functools.partial(Tower, d_model=8, embedding=EMBEDDING, body=BODY, pool=pool)
+  return TwoTower(a=tower, b=tower, dim=6, rngs=nnx.Rngs(0), **settings)
 
 
 def random_batch(rows=6):
@@ -57,7 +55,7 @@ def random_batch(rows=6):
 
 @pytest.mark.parametrize('pool', [mean_tokens, last_token])
 def test_padding_changes_no_vector(pool):
-  model, batch = two_towers(pool), random_batch()
+  model, batch = moved(two_towers(pool), scale=0.3), random_batch()
   vectors = [np.asarray(out.x) for out in TASK.vectors(model, batch)]
   changed = dict(batch)
   for side in 'ab':
@@ -79,12 +77,7 @@ def test_accumulation_is_refused_also_in_a_mixture():
 
 
 def test_another_model_is_refused():
-  model = LanguageModel(
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=264),
-    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
-    rngs=nnx.Rngs(0),
-  )
+  model = LanguageModel(d_model=8, embedding=EMBEDDING, body=BODY, rngs=nnx.Rngs(0))
   with pytest.raises(
     UserError, match=r'Contrastive needs a model that takes a \(ids\) and b \(ids\)'
   ):
@@ -93,29 +86,19 @@ def test_another_model_is_refused():
 
 
 def test_the_factor_has_a_maximum():
-  assert float(two_towers(temperature=0.5, max_factor=3.0).factor) <= 3.0
-  low = TwoTower(a=two_towers_part, b=two_towers_part, dim=4, temperature=0.1, rngs=nnx.Rngs(0))
-  assert float(low.factor) == pytest.approx(10, rel=1e-6)
-  low.log_factor[...] = jnp.float32(9.0)
-  assert float(low.factor) == 100
-  low.max_factor = None
-  assert float(low.factor) == pytest.approx(np.exp(9), rel=1e-5)
+  model = two_towers(temperature=0.1)
+  assert float(model.factor) == pytest.approx(10, rel=1e-6)
+  model.log_factor[...] = jnp.float32(9.0)
+  assert float(model.factor) == 100
+  model.max_factor = None
+  assert float(model.factor) == pytest.approx(np.exp(9), rel=1e-5)
   with pytest.raises(UserError, match=r'the factor 100 is above max_factor = 50'):
     two_towers(temperature=0.01, max_factor=50.0)
 
 
-def two_towers_part(*, rngs):
-  return Tower(
-    d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=264),
-    body=functools.partial(Encoder, stack=functools.partial(Stack, num_layers=1)),
-    rngs=rngs,
-  )
-
-
 def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
   monkeypatch.setenv('T2X_CACHE', str(tmp_path))
-  task, model = TASK.bound(Bytes().train([])), two_towers()
+  task, model = TASK.bound(Bytes().train([])), moved(two_towers(), scale=0.3)
   rows = [task.rows('validation')[i] for i in range(23)]
   evaluated = Evaluated(
     task=task,
