@@ -159,10 +159,8 @@ class Given(nnx.Module):
     return Output(self.features[...])
 
 
-@pytest.mark.parametrize('padding', [0, 2])
-def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, padding):
-  """CLIPModel's own loss of its pooled features; rows of padding change nothing."""
-  transformers = pytest.importorskip('transformers')
+def small_clip(transformers):
+  """A CLIPModel after the backward pass of its loss, its pooled features by encoder, and its output."""
   small = {
     'hidden_size': 16,
     'intermediate_size': 24,
@@ -192,7 +190,14 @@ def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, paddi
     input_ids=torch.randint(0, 39, (6, 9)), pixel_values=torch.randn(6, 3, 8, 8), return_loss=True
   )
   theirs.loss.backward()
+  return clip, pooled, theirs
 
+
+@pytest.mark.parametrize('padding', [0, 2])
+def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, padding):
+  """CLIPModel's own loss of its pooled features; rows of padding change nothing."""
+  transformers = pytest.importorskip('transformers')
+  clip, pooled, theirs = small_clip(transformers)
   tower = functools.partial(
     Tower,
     d_model=8,
@@ -200,7 +205,7 @@ def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, paddi
     body=functools.partial(Encoder, stack=STACK),
   )
   model = TwoTower(a=tower, b=tower, dim=12, rngs=nnx.Rngs(0))
-  assert float(model.log_factor[...]) == pytest.approx(config.logit_scale_init_value)
+  assert float(model.log_factor[...]) == pytest.approx(np.log(1 / 0.07))
   sides = {'a': ('text_model', clip.text_projection), 'b': ('vision_model', clip.visual_projection)}
   for name, (part, projection) in sides.items():
     features = np.pad(pooled[part].detach().numpy(), ((0, padding), (0, 0)), constant_values=3.0)
