@@ -222,7 +222,7 @@ def test_the_contrastive_loss_equals_that_of_clip_with_gradients(compared, paddi
   batch['weight'] = jnp.asarray([1] * 6 + [0] * padding, jnp.int32)
   grads, metrics = gradient(task, model, batch)
   loss, weight = metrics['loss']
-  system = ('contrastive loss of CLIP', f'transformers {transformers.__version__} CLIPModel')
+  system = ('contrastive loss of CLIP', 'transformers CLIPModel')
   compared(*system, loss / weight, theirs.loss.item())
   closest = (theirs.logits_per_text.argmax(dim=1) == torch.arange(6)).sum().item()
   assert [float(x) for x in metrics['accuracy']] == [closest, 6]
