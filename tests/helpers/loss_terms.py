@@ -12,13 +12,15 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, Digits, TextFiles
+from t2x.data import BabelDates, Bytes, DigitRows, Digits, TextFiles
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.tasks import (
   AuxiliaryOutput,
+  Captions,
   CausalLM,
   ImageClassification,
+  ImageModality,
   LanguageModelling,
   MaskedLM,
   MaskedPairs,
@@ -74,6 +76,12 @@ TASKS = {
   'image_classification': ImageClassification(
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
   ),
+  'captions': Captions(
+    source=DigitRows(),
+    tokenizer=Bytes(),
+    modality=ImageModality(shape=(2, 2, 1)),
+    target_length=6,
+  ),
   'sequence_classification': CLASSIFICATION,
   'with_language_modelling': dataclasses.replace(
     CLASSIFICATION, auxiliaries={'lm': LanguageModelling()}
@@ -99,7 +107,7 @@ def batch_of(task, num_rows=8, seed=0):
 
   def array(name, spec):
     shape, column = spec.shape, shares[:, None]
-    if name == 'image':
+    if name == 'image' or len(shape) == 4:
       return rng.normal(size=shape)
     if name == 'weight':
       return rng.permutation(np.arange(num_rows) % 3 > 0)
@@ -147,7 +155,9 @@ class Bag(WithLogits, nnx.Module):
 
   def hidden(self, *ids, **settings):
     vectors = self.table[...][ids[-1]]
-    if len(ids) == 2:
+    if len(ids) == 2 and ids[0].ndim == 4:
+      vectors += ids[0].reshape(len(ids[0]), 1, -1)
+    elif len(ids) == 2:
       vectors += self.table[...][ids[0]].mean(axis=1, keepdims=True)
     return Output(vectors)
 

@@ -12,6 +12,7 @@ from t2x.data import (
   BPE,
   TSV,
   Bytes,
+  DigitRows,
   Digits,
   FixedWeights,
   JsonLines,
@@ -83,6 +84,12 @@ def make(folder):
       num_classes=10,
       crop_padding=1,
       augmentation=RandAugment(num_ops=1),
+    ),
+    t2x.tasks.Captions(
+      source=DigitRows(longest=2, train_examples=COUNT),
+      modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
+      target_length=16,
+      tokenizer=Bytes(),
     ),
     t2x.tasks.SequenceClassification(
       source=source(JsonLines, 'labelled.jsonl'), length=32, labels=('even', 'odd'), **byte
