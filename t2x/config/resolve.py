@@ -2,7 +2,8 @@
 
 `@Name` becomes `functools.partial(Name, **bindings)`, or Name if nothing is bound. `@Name()` becomes the
 object that it returns. A reference without a scope inherits the scope of the part that contains it; one with
-a scope (`@encoder/Name`) sets the scope of itself and of all parts below. An object in a macro is built once,
+a scope (`@encoder/Name`) sets the scope of itself and of all parts below, as in gin; inside another scope it is refused
+if a binding of that scope would no longer apply (`@decoder/first/Name` keeps both). An object in a macro is built once,
 outside any scope, and shared by all uses of the macro.
 """
 
@@ -99,6 +100,8 @@ class Resolver:
     self._shared: dict[int, Call] = {}
     self._stack: list[tuple[Part, Scope]] = []
     self._macro_stack: list[Statement] = []
+    # Scopes that references left, with the reference.
+    self._left: list[tuple[Scope, str]] = []
 
   def value(self, value: Any, scope: Scope, place: Place, user: str, in_macro: str = '') -> Any:
     """Resolves a parsed value to literals, containers and Calls.
@@ -121,7 +124,11 @@ class Resolver:
         return None
       inner = split_scope(leaf.scope) or (() if in_macro and leaf.evaluate else scope)
       if not (in_macro and leaf.evaluate):
-        return self.call(part, part.obj, inner, leaf.evaluate, place, user)
+        leaves_scope = inner[: len(scope)] != scope
+        self._left += [(scope, f'{leaf.scope}/{leaf.name}')] * leaves_scope
+        call = self.call(part, part.obj, inner, leaf.evaluate, place, user)
+        del self._left[len(self._left) - leaves_scope :]
+        return call
       if id(leaf) not in self._shared:
         call = self.call(part, part.obj, inner, True, place, f'%{in_macro}')
         self._shared[id(leaf)] = dataclasses.replace(call, is_shared=True)
@@ -175,6 +182,8 @@ class Resolver:
     parameter = part.parameters.get(name)
     target = f'{part.name}.{name}'
     statement = self.bindings.lookup(part, name, scope)
+    if statement is None or not statement.scope:
+      self._check_left(part, name, call.place)
     if statement is None:
       return self._default(parameter, scope, call, target) if parameter else None
     place = statement.place
@@ -194,6 +203,18 @@ class Resolver:
       if isinstance(leaf, Call):
         leaf.obj = adapted(leaf.obj, parameter.hint)
     return Argument(convert(value, parameter.hint), statement)
+
+  def _check_left(self, part: Part, name: str, place: Place) -> None:
+    """Reports a reference that leaves a scope with a binding of this parameter, which would not apply."""
+    for scope, reference in self._left:
+      lost = self.bindings.lookup(part, name, scope)
+      if lost is not None and lost.scope:
+        within = f'{"/".join(scope)}/{reference}'
+        self.bindings.error(
+          place,
+          f'@{reference} leaves the scope {"/".join(scope)}, so {lost.target} ({lost.place}) would not apply to it: '
+          f'write @{within}, also in bindings of its scope',
+        )
 
   def _default(self, parameter: Parameter, scope: Scope, call: Call, target: str):
     """Resolves a default that contains factories, to which bindings apply as in a config."""

@@ -68,18 +68,32 @@ Model.encoder = @encoder/Stack
 Model.decoder = @decoder/Stack
 decoder/Stack.num_layers = 3
 encoder/Attention.num_heads = 2
-encoder/Stack.blocks = [@Block, @encoder/local/Block, @local/Block]
+encoder/Stack.blocks = [@Block, @encoder/local/Block]
 encoder/local/Attention.num_heads = 1
-local/MLP.hidden_dim = 5
+encoder/local/MLP.hidden_dim = 5
 """
   )
   encoder, decoder = parts_of(config.build().model)
   assert (encoder.given['num_layers'], decoder.given['num_layers']) == (2, 3)
   assert block(decoder)['mixer'].given['num_heads'] == 4
-  heads = [block(encoder, i)['mixer'].given['num_heads'] for i in range(3)]
-  widths = [block(encoder, i)['feed_forward'].given['hidden_dim'] for i in range(3)]
-  assert heads == [2, 1, 4]
-  assert widths == [16, 16, 5]
+  heads = [block(encoder, i)['mixer'].given['num_heads'] for i in range(2)]
+  widths = [block(encoder, i)['feed_forward'].given['hidden_dim'] for i in range(2)]
+  assert heads == [2, 1]
+  assert widths == [16, 5]
+
+
+def test_a_reference_that_leaves_a_scope_with_bindings_is_refused(errors):
+  (message,) = errors(
+    GOOD
+    + """
+Model.encoder = @encoder/Stack
+encoder/Attention.num_heads = 2
+encoder/Stack.blocks = [@Block, @local/Block]
+local/MLP.hidden_dim = 5
+"""
+  )
+  assert '@local/Block leaves the scope encoder, so encoder/Attention.num_heads' in message
+  assert 'write @encoder/local/Block' in message
 
 
 def test_the_command_line_wins_over_files_and_scopes(read):
