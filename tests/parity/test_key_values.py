@@ -39,7 +39,8 @@ partial = functools.partial
 
 def decoder(mixer, interleaved):
   """A Llama-like decoder with this attention."""
-  attention = partial(MultiHeadAttention, num_heads=HEADS, use_bias=False, out_bias=False, **mixer)
+  settings = {'num_heads': HEADS, 'use_bias': False, 'out_bias': False} | mixer
+  attention = partial(MultiHeadAttention, **settings)
   mlp = partial(GatedMLP, hidden_dim=HIDDEN, activation=jax.nn.silu, use_bias=False)
   block = partial(Block, mixer=attention, feed_forward=mlp, wiring=partial(PreNorm, norm=RMSNorm))
   body = partial(
@@ -168,16 +169,17 @@ def differential_attention(theirs, kernel, read):
   # A value head is one of the first half and its partner of the second half.
   first, second = np.split(heads(kernel(theirs.v_proj), KV_HEADS), 2, axis=1)
   return {
-    'q.kernel': heads(kernel(theirs.q_proj), HEADS),
+    'q.kernel': heads(kernel(theirs.q_proj), PAIRED),
     'key_values.k.kernel': heads(kernel(theirs.k_proj), KV_HEADS),
     'key_values.v.kernel': np.concatenate([first, second], axis=-1),
-    'out.kernel': kernel(theirs.o_proj).reshape(HEADS // 2, 2 * SIZE, WIDTH),
+    'out.kernel': kernel(theirs.o_proj).reshape(PAIRED // 2, 2 * SIZE, WIDTH),
     **{f'head_outputs.{n}': read(getattr(theirs, f'lambda_{n}')) for n in ('q1', 'k1', 'q2', 'k2')},
   }
 
 
-SIZE = WIDTH // HEADS
-KV_HEADS = 2
+# Two value heads, each of two key heads, each of two queries.
+PAIRED, KV_HEADS = 8, 4
+SIZE = WIDTH // PAIRED
 
 
 def test_differential_attention_equals_diff_llama(perturbed, compared):
@@ -186,13 +188,14 @@ def test_differential_attention_equals_diff_llama(perturbed, compared):
     hidden_size=WIDTH,
     intermediate_size=HIDDEN,
     num_hidden_layers=LAYERS,
-    num_attention_heads=HEADS,
+    num_attention_heads=PAIRED,
     num_key_value_heads=KV_HEADS,
     rms_norm_eps=1e-6,
     attn_implementation='eager',
   )
   theirs = perturbed(transformers.DiffLlamaForCausalLM(config), std=0.1)
   mixer = {
+    'num_heads': PAIRED,
     'num_kv_heads': KV_HEADS,
     'value_dim': 2 * SIZE,
     'key_values': SharedValues,
