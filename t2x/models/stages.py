@@ -91,15 +91,10 @@ class Stages(nnx.Module):
         width = built[-1][0].output_dim
       return [nnx.List(parts) for parts in zip(*built, strict=True)]
 
-    # A stage's number of layers is known after its construction, which reads that of all stages.
-    with building(counting=True):
-      shapes = jax.eval_shape(lambda: build(nnx.Rngs(0), [None] * len(stages)))[0]
-    ends = list(itertools.accumulate(stage.num_layers for stage in shapes))
-    first, total = build_context().stage or (0, ends[-1])
-    starts = [first, *(first + end for end in ends[:-1])]
-    self.stages, merging, self.encodings = build(rngs, [(start, total) for start in starts])
+    places, self.num_layers = layer_places(lambda *args: build(*args)[0], len(stages))
+    self.stages, merging, self.encodings = build(rngs, places)
     self.merges = nnx.List(merging[1:])
-    self.num_layers, self.output_dim = ends[-1], self.stages[-1].output_dim
+    self.output_dim = self.stages[-1].output_dim
     for own, stage in zip(self.stage_patterns, self.stages, strict=True):
       if own != Full() and 'pattern' not in reads_of(stage.blocks):
         raise UserError(
@@ -241,3 +236,20 @@ def _each(name: str, value: Any, number: int, kind: str) -> list[Any]:
       f'Stages.{name} has {len(value)} entries for {number} {kind}: write one entry for each, or one value for all'
     )
   return list(value)
+
+
+def layer_places(
+  build: Callable[..., Sequence[LayerStack]], count: int
+) -> tuple[list[tuple[int, int]], int]:
+  """Returns the values of `BuildContext.stage` for stacks whose layers are numbered in order, and their number of layers.
+
+  Args:
+    build: builds the stacks from random keys and these values. A stack's number of layers is known after its
+      construction, which reads that of all stacks.
+    count: number of stacks.
+  """
+  with building(counting=True):
+    shapes = jax.eval_shape(lambda: build(nnx.Rngs(0), [None] * count))
+  ends = list(itertools.accumulate(stack.num_layers for stack in shapes))
+  first, total = build_context().stage or (0, ends[-1])
+  return [(start, total) for start in [first, *(first + end for end in ends[:-1])]], ends[-1]

@@ -1,9 +1,11 @@
 """Sinusoids of relative distances in the scores: Transformer-XL (Dai et al. 2019,
 https://arxiv.org/abs/1901.02860) and Shaw's scores with fixed sinusoids."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
@@ -11,8 +13,9 @@ from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding, frequencies
+from t2x.layers.tokens import Tokens
 
-__all__ = ['RelativeSinusoids', 'XLPositions']
+__all__ = ['FunnelPositions', 'RelativeSinusoids', 'XLPositions']
 
 
 class RelativeSinusoids(PositionEncoding):
@@ -95,13 +98,74 @@ class XLPositions(PositionEncoding):
     u = self.content_bias[...].astype(k.dtype).reshape(kv_heads, heads // kv_heads, -1)
     content = jnp.einsum('ngd,bknd->bngk', u, k, preferred_element_type=dtype)
     content = content.reshape(len(k), heads, 1, -1)
+    return scale * (content + self.pairs(q, q_tokens, k_tokens))
+
+  def pairs(
+    self, q: Float[Array, 'batch queries heads head_dim'], q_tokens: Tokens, k_tokens: Tokens
+  ) -> Float[Array, 'batch heads queries keys']:
+    """Returns the terms of queries and the metadata of keys, before the scale."""
     # (q + v) (W r)' = ((q + v) W') r'
     q = q + self.position_bias[...].astype(q.dtype)[None, None]
     in_sinusoids = jnp.einsum('bqhd,mhd->bqhm', q, self.r.kernel[...].astype(q.dtype))
-    positions = products_with_sinusoids(
+    return products_with_sinusoids(
       in_sinusoids, q_tokens.encoded_positions, k_tokens.encoded_positions, self.max_wavelength
     )
-    return scale * (content + positions)
+
+
+class FunnelPositions(XLPositions):
+  """Relative positions of the Funnel-Transformer: those of Transformer-XL, and terms (q_i + w) s' of the relation of two
+  tokens, where s is one vector if both are in the same text of a pair and another otherwise
+  (https://arxiv.org/abs/2006.03236, appendix A.2). Pairs with the first token (the class token) have neither term.
+
+  Args:
+    num_heads: number of heads of the attention.
+    head_dim: features per head. None: d_model / num_heads.
+    separate_first: whether pairs with the first token have neither term, as with `Funnel.separate_first`.
+    second: mark of the tokens of the second text of a pair; None: all tokens are of one text.
+    settings: those of `XLPositions`.
+
+  Raises:
+    UserError: see `XLPositions`; when called, the tokens do not have the mark `second`.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    head_dim: Size | None = None,
+    separate_first: bool = True,
+    second: str | None = None,
+    bias_init: Initializer = zeros(),
+    rngs: nnx.Rngs,
+    **settings: Any,
+  ):
+    sizes: dict[str, Any] = {'num_heads': num_heads, 'head_dim': head_dim, 'bias_init': bias_init}
+    super().__init__(d_model, **sizes, rngs=rngs, **settings)
+    self.separate_first, self.second = separate_first, second
+    shape, axes = self.position_bias.shape, ('heads', 'head_dim')
+    self.type_bias = param(bias_init, shape, axes, rngs, kind='vector')
+    # For tokens of the same text, and of another.
+    count = 1 if second is None else 2
+    self.types = param(bias_init, (count, *shape), (None, *axes), rngs, kind='vector')
+
+  def pairs(self, q, q_tokens, k_tokens):
+    y = super().pairs(q, q_tokens, k_tokens)
+    q = q + self.type_bias[...].astype(q.dtype)[None, None]
+    terms = jnp.einsum('bqhd,thd->tbhq', q, self.types[...].astype(q.dtype))[..., None]
+    y += terms[0] if self.second is None else jnp.where(self._are_same(q_tokens, k_tokens), *terms)
+    if not self.separate_first:
+      return y
+    is_first = (q_tokens.positions == 0)[:, :, None] | (k_tokens.positions == 0)[:, None]
+    return jnp.where(is_first[:, None], 0, y)
+
+  def _are_same(self, q_tokens: Tokens, k_tokens: Tokens) -> Bool[Array, '#batch 1 queries keys']:
+    if self.second not in q_tokens.marks or self.second not in k_tokens.marks:
+      raise UserError(
+        f"FunnelPositions.second = '{self.second}' is not a mark of the tokens: use a task that marks it, or None"
+      )
+    q, k = (tokens.marks[self.second] for tokens in (q_tokens, k_tokens))
+    return (q[:, :, None] == k[:, None])[:, None]
 
 
 def products_with_sinusoids(
