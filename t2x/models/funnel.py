@@ -37,10 +37,9 @@ class Funnel(nnx.Module):
 
   Before every stage except the first, the means of neighbouring pairs of tokens are the queries of a pooling layer,
   whose keys are the tokens before pooling (`FromSource`), or of a layer that attends to the pooled tokens only. A
-  pooled token has the position of the first of its pair, and is padding if either is. For `decoder`, the output of the
-  last stage is repeated to the length of the input and added to that of the first stage (section 2.2).
-
-  As published, the last pair of a row may hold a token and padding: its tokens then lose the output of later stages.
+  pooled token has the position of the first of its pair. A pair of a token and padding is the token; transformers makes
+  it padding, the code of the authors a mean with padding. For `decoder`, the output of the last stage is repeated to the
+  length of the input and added to that of the first stage (section 2.2).
 
   Args:
     d_model: width of the residual stream, that of all stages.
@@ -156,7 +155,7 @@ class Funnel(nnx.Module):
   def pool(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch pooled d_model'], Tokens]:
-    """Returns the means of pairs of tokens, of a single token at the end of an odd row, and their metadata.
+    """Returns the means of pairs of tokens, or a token without a second one, and their metadata.
 
     Raises:
       UserError: there are too few tokens.
@@ -171,13 +170,13 @@ class Funnel(nnx.Module):
     indices = jnp.concatenate([jnp.zeros(1, int), kept]) if self.separate_first else kept
     first = indices[::2]
     second = jnp.concatenate([indices[1::2], first[-1:]])[: len(first)]
-    segments = tokens.segments
+    segments, pair = tokens.segments, x[:, second]
     if segments is not None:
-      segments = jnp.minimum(segments[:, first], segments[:, second])
+      pair = jnp.where((segments[:, second] != 0)[..., None], pair, x[:, first])
+      segments = segments[:, first]
     marks = {name: mark[:, first] for name, mark in tokens.marks.items()}
-    return (x[:, first] + x[:, second]) / 2, Tokens(
-      tokens.positions[:, first], segments, marks=marks
-    )
+    pooled = Tokens(tokens.positions[:, first], segments, marks=marks)
+    return (x[:, first] + pair) / 2, pooled
 
   def upsample(
     self, x: Float[Array, 'batch pooled d_model'], length: int

@@ -152,10 +152,10 @@ def arrays(tensors, second):
 def test_logits_and_gradients_equal_funnel_of_transformers(
   length, second, separate, truncate, compared
 ):
-  """Of rows with padding, whose outputs at tokens are compared."""
+  """Of rows with padding, whose outputs at tokens are compared. No pair holds a token and padding."""
   rng = np.random.default_rng(0)
   ids = rng.integers(1, VOCAB, (3, length))
-  lengths = np.array([length, length - 3, length - 6])
+  lengths = np.array([length, 8 + separate, 4 + separate])
   is_token = np.arange(length) < lengths[:, None]
   weights = (rng.normal(size=(3, length, VOCAB)) * is_token[..., None]).astype(np.float32)
   is_second = np.arange(length) >= length // 3
