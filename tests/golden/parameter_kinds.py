@@ -100,7 +100,7 @@ PARTS = [
   *_width(layers.ForgetGate, num_heads=H),
   *_width(layers.CombinedPositions, parts=[partial(layers.ForgetGate, num_heads=H)]),
   *_width(layers.T5Bias, num_heads=H, bidirectional=True),
-  *_width(layers.GlobalTokenBias, layers.XLPositions, num_heads=H),
+  *_width(layers.GlobalTokenBias, layers.XLPositions, layers.FunnelPositions, num_heads=H),
   *_width(layers.ShawPositions, head_dim=D, values=True),
   *_width(layers.TUPE, num_heads=H, max_length=N),
   *_width(layers.Disentangled, num_buckets=4, max_distance=8, norm=layers.LayerNorm),
@@ -132,6 +132,7 @@ PARTS = [
   partial(models.TwoTower, a=TOWER, b=TOWER, dim=8),
   *_width(models.Encoder, input_dim=8, stack=STACK, input_norm=layers.LayerNorm),
   *_width(models.Stages, stages=[STACK, STACK]),
+  *_width(models.Funnel, stages=[STACK, STACK], pooling=STACK),
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, num_layers=2, blocks=[BLOCK]),
   partial(
