@@ -87,7 +87,7 @@ def test_calls_that_cannot_be_pooled_are_refused(make, length, fields, message):
 def test_a_cache_and_a_setting_without_effect_are_refused(make):
   with pytest.raises(UserError, match='Funnel has no cache'):
     funnel(make).init_cache(1, 4, jnp.float32)
-  with pytest.raises(UserError, match='set Funnel.truncate = False'):
+  with pytest.raises(UserError, match=r'set Funnel.truncate = False'):
     Funnel(16, stages=[STACK], pooling=POOLING, separate_first=False, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match="second = 'second' is not a mark"):
     tokens = Tokens.row(8)
