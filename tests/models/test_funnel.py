@@ -91,4 +91,5 @@ def test_a_cache_and_a_setting_without_effect_are_refused(make):
     Funnel(16, stages=[STACK], pooling=POOLING, separate_first=False, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match="second = 'second' is not a mark"):
     tokens = Tokens.row(8)
-    POSITIONS(16, second='second', rngs=nnx.Rngs(0))._are_same(tokens, tokens)
+    positions = POSITIONS(16, second='second', rngs=nnx.Rngs(0))
+    funnel(make)(rows(), Call(tokens, encoding=positions))

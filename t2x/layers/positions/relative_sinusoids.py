@@ -153,18 +153,22 @@ class FunnelPositions(XLPositions):
     y = super().pairs(q, q_tokens, k_tokens)
     q = q + self.type_bias[...].astype(q.dtype)[None, None]
     terms = jnp.einsum('bqhd,thd->tbhq', q, self.types[...].astype(q.dtype))[..., None]
-    y += terms[0] if self.second is None else jnp.where(self._are_same(q_tokens, k_tokens), *terms)
+    is_same = True if self.second is None else self._are_same(self.second, q_tokens, k_tokens)
+    y += jnp.where(is_same, terms[0], terms[-1])
     if not self.separate_first:
       return y
     is_first = (q_tokens.positions == 0)[:, :, None] | (k_tokens.positions == 0)[:, None]
     return jnp.where(is_first[:, None], 0, y)
 
-  def _are_same(self, q_tokens: Tokens, k_tokens: Tokens) -> Bool[Array, '#batch 1 queries keys']:
-    if self.second not in q_tokens.marks or self.second not in k_tokens.marks:
+  @staticmethod
+  def _are_same(
+    second: str, q_tokens: Tokens, k_tokens: Tokens
+  ) -> Bool[Array, '#batch 1 queries keys']:
+    if second not in q_tokens.marks or second not in k_tokens.marks:
       raise UserError(
-        f"FunnelPositions.second = '{self.second}' is not a mark of the tokens: use a task that marks it, or None"
+        f"FunnelPositions.second = '{second}' is not a mark of the tokens: use a task that marks it, or None"
       )
-    q, k = (tokens.marks[self.second] for tokens in (q_tokens, k_tokens))
+    q, k = (tokens.marks[second] for tokens in (q_tokens, k_tokens))
     return (q[:, :, None] == k[:, None])[:, None]
 
 
