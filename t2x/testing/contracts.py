@@ -178,7 +178,6 @@ def gradients_are_finite(subject: Subject) -> None:
   """Checks that gradients of the parameters and the input are finite, also for rows with padding."""
   segments = jnp.broadcast_to(jnp.arange(subject.length) < subject.length - 3, subject.x.shape[:2])
   padded = Tokens.row(subject.length, segments=segments.astype(jnp.int32))
-  # Grids have no padding.
   for tokens in (None, padded) if subject.grid is None else (None,):
     _, gradients = jax.jit(value_and_gradients)(subject.part, subject.x, subject.call(tokens))
     for path, gradient in jax.tree.leaves_with_path(gradients):
