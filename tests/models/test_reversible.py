@@ -111,7 +111,9 @@ def ours(stack, x, call):
 def check_gradients(stack, x=X, call=None):
   """Values and gradients with respect to parameters, inputs and all arrays of the call."""
   call = Call(packed_and_padded(), Causal(), key=jax.random.key(3)) if call is None else call
-  leaves, structure = jax.tree.flatten(dataclasses.replace(call, repeat=jnp.int32(0)))
+  leaves, structure = jax.tree.flatten(
+    dataclasses.replace(call, repeat=jnp.int32(0), layer=jnp.int32(0))
+  )
   is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
   weights = jax.random.normal(jax.random.key(9), jax.eval_shape(ours, stack, x, call)[0].shape)
   # Outputs of padding are not defined.
