@@ -112,7 +112,7 @@ PARTS = [
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.LayerScale, layers.NoNorm, layers.Plain, layers.FixupWiring),
   *_width(layers.ReZero, norm=layers.RMSNorm),
-  *_width(layers.HyperConnections, layers.DynamicHyperConnections),
+  *_width(layers.HyperConnections, layers.DynamicHyperConnections, layers.ResiDual),
   *(
     partial(models.Stack, W, num_layers=2, blocks=[partial(BLOCK, wiring=wiring)])
     for wiring in (layers.DeepNorm, layers.Admin)
