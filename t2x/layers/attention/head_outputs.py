@@ -128,7 +128,7 @@ class DifferentialHeads(nnx.Module):
   Args:
     num_heads: number of heads; even.
     value_dim: features per head, twice those of a query; q1, k1, q2 and k2 have half of them.
-    norm: builds the norm of each difference, without parameters in the paper.
+    norm: builds the norm of each difference. None: `RMSNorm` without a scale, as in the paper.
     init: initialiser of q1, k1, q2 and k2.
   """
 
@@ -141,7 +141,7 @@ class DifferentialHeads(nnx.Module):
     num_heads: Size,
     value_dim: Size,
     *,
-    norm: Callable[..., Norm] = functools.partial(RMSNorm, use_scale=False),
+    norm: Callable[..., Norm] | None = None,
     init: Initializer = normal(0.1),
     rngs: nnx.Rngs,
   ):
@@ -150,7 +150,8 @@ class DifferentialHeads(nnx.Module):
         f'DifferentialHeads subtracts pairs of heads: num_heads = {num_heads} and value_dim = {value_dim} must be even'
       )
     self.shape = num_heads // 2, value_dim
-    self.norm = norm_over('head_dim', norm, value_dim, rngs)
+    plain = functools.partial(RMSNorm, use_scale=False)
+    self.norm = norm_over('head_dim', norm or plain, value_dim, rngs)
 
     def vector() -> nnx.Param:
       axes = ('head_dim',)
