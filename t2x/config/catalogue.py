@@ -107,6 +107,8 @@ def _fits(registry: Registry, part: Part, cls: type, is_factory: bool) -> bool:
   made = plain_hint(part.returns)
   if cls is Function:
     return _returns_array(part)
+  if not part.is_class and is_protocol(made):
+    return is_factory and cls in made.__mro__
   if not isinstance(made, type) or inspect.isabstract(made) or is_protocol(made):
     return False
   if dataclasses.is_dataclass(made) if is_factory else part.is_built_by_another:

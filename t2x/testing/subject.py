@@ -114,7 +114,7 @@ class Subject:
 
   def packed_sources(self) -> tuple[Source | None, list[Source | None]]:
     """Returns the source as that of two examples, of 4 and 3 tokens, in each row, and those of the examples."""
-    pieces = [self.source_of(lambda a, part=part: a[:, part]) for part in (slice(4), slice(4, 7))]
+    pieces = [self.source_of(lambda a: a[:, :4]), self.source_of(lambda a: a[:, 4:7])]
     if self.source is None:
       return None, pieces
     packed = Tokens(jnp.arange(7)[None], jnp.asarray([[1] * 4 + [2] * 3]))
