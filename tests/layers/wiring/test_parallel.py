@@ -24,9 +24,11 @@ from t2x.layers import (
   RoPE,
   Tokens,
 )
+from t2x.layers.caches import RecurrentState
 from t2x.layers.composites import recorded_by
 from t2x.layers.initializers import branch_index, building, residual_branches
 from t2x.layers.keys import row_keys
+from t2x.layers.wiring.parallel import PartCaches
 from t2x.models import SublayerBlock
 from t2x.testing.subject import perturbed
 
@@ -101,6 +103,23 @@ def test_decoding_shares_slots_only_if_all_parts_do():
   mixed = build({'attention': ATTENTION, 'simple': part(AttentionFree, bias=NoBias, num_heads=2)})
   assert mixed.init_cache(2, LENGTH, jnp.float32).parts.keys() == {'attention', 'simple'}
   assert build({'one': FEED_FORWARD}).init_cache(2, LENGTH, jnp.float32) is None
+
+
+def test_a_part_that_does_not_share_slots_keeps_all_from_it():
+  class Unshared(RecurrentState):
+    def share(self, copies, num_slots):
+      return None
+
+  attention = build().init_cache(2, LENGTH, jnp.float32).parts
+  assert PartCaches({**attention, 'other': Unshared()}).share(3, LENGTH) is None
+
+
+def test_keys_of_the_parts_of_an_unnamed_sublayer_are_those_of_their_names():
+  block = SublayerBlock(WIDTH, sublayers={'': part(Parallel, parts=PARTS)}, rngs=nnx.Rngs(0))
+  call = dataclasses.replace(CALL, key=row_keys(jax.random.key(3), len(X)))
+  np.testing.assert_array_equal(
+    jax.random.key_data(block.calls(call)[''].key), jax.random.key_data(call.key)
+  )
 
 
 def test_a_part_counts_as_a_branch_for_initialisers_that_depend_on_depth():
