@@ -46,7 +46,7 @@ def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   assert names['Norm'] == ['LayerNorm', 'RMSNorm', 'final_norm_if_needed']
   assert names['ClassHead'] == ['Classifier', 'PooledClassifier']
   assert names['LayerRate'] == ['LayerDecay']
-  assert names['Model'] == ['EncoderDecoder', 'LanguageModel', 'VisionTransformer']
+  assert names['Model'] == ['EncoderDecoder', 'LanguageModel', 'TwoTower', 'VisionTransformer']
 
 
 def declared(cls):
