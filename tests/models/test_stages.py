@@ -17,6 +17,7 @@ from t2x.layers import (
   DeepNorm,
   Full,
   LearnedGrid,
+  LearnedPositions,
   Linear,
   MultiHeadAttention,
   PatchEmbedding,
@@ -346,6 +347,17 @@ def test_a_stage_has_the_pattern_and_encoding_of_its_own():
   y = second(y, Call(tokens, Full(), encoding=both.encodings[1])).x
   np.testing.assert_allclose(both(x, Call(tokens)).x, y, atol=1e-6)
   assert both.patterns(Full()) == [Full() & Window(2) & Full(), Full() & Full() & Full()]
+
+
+def test_vectors_of_a_stage_are_added_to_its_input():
+  learned = functools.partial(LearnedPositions, max_length=6, init=normal(1.0))
+  both = Stages(
+    16, stages=[stack(), stack()], merge=None, encoding=[None, learned], rngs=nnx.Rngs(0)
+  )
+  x, call = jax.random.normal(jax.random.key(0), (2, 6, 16)), Call(Tokens.row(6))
+  y = both.stages[0](x, call).x + both.encodings[1].table[...]
+  np.testing.assert_allclose(both(x, call).x, both.stages[1](y, call).x, atol=1e-6)
+  assert both.max_length == 6
 
 
 def test_an_encoding_that_no_stage_reads_is_refused():
