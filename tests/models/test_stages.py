@@ -355,7 +355,7 @@ def test_vectors_of_a_stage_are_added_to_its_input():
     16, stages=[stack(), stack()], merge=None, encoding=[None, learned], rngs=nnx.Rngs(0)
   )
   x, call = jax.random.normal(jax.random.key(0), (2, 6, 16)), Call(Tokens.row(6))
-  y = both.stages[0](x, call).x + both.encodings[1].table[...]
+  y = both.stages[0](x, call).x + both.encodings[1].table[...][None]
   np.testing.assert_allclose(both(x, call).x, both.stages[1](y, call).x, atol=1e-6)
   assert both.max_length == 6
 
