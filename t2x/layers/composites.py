@@ -8,7 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.interfaces import ExtrasSublayer
+from t2x.layers.interfaces import ExtrasSublayer, Source
+from t2x.layers.positions.encoding import PositionEncoding, held_features
 
 Part = TypeVar('Part')
 
@@ -32,6 +33,41 @@ def least_max_length(parts: Iterable[Any]) -> int | None:
   """Returns the smallest maximum length of parts; None: no part has one."""
   lengths = (part.max_length for part in parts)
   return min((length for length in lengths if length is not None), default=None)
+
+
+def caches_of(
+  parts: Mapping[str, Any],
+  batch: int,
+  num_slots: int,
+  dtype: Any,
+  source: Source | None,
+  encoding: PositionEncoding | None,
+) -> dict[str, Any]:
+  """Returns the empty caches of sublayers by name, without those of parts that have no state.
+
+  Args:
+    parts: the sublayers by name.
+    batch: number of rows.
+    num_slots: number of tokens per row.
+    dtype: dtype of keys, values and states.
+    source: the source, for parts that read it.
+    encoding: the position encoding of the layer, for parts whose cache holds its features.
+
+  Raises:
+    UserError: a part that reads other tokens has no cache.
+  """
+  caches = {}
+  for name, part in parts.items():
+    own = source if 'source' in part.reads else None
+    cache = part.init_cache(batch, num_slots, dtype, own, **held_features(part, encoding))
+    if cache is not None:
+      caches[name] = cache
+    elif 'pattern' in part.reads:
+      raise UserError(
+        f'{type(part).__name__} reads other tokens, but its init_cache returns None, so it cannot generate token by '
+        'token: return a cache of what it needs of earlier tokens, or leave out evaluations that generate'
+      )
+  return caches
 
 
 def recorded_by(results: Mapping[str, Any]) -> dict[str, Array]:

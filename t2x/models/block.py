@@ -35,10 +35,15 @@ from t2x.layers import (
   Wiring,
   named_key,
 )
-from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
+from t2x.layers.composites import (
+  caches_of,
+  initial_extras,
+  least_max_length,
+  recorded_by,
+  set_part,
+)
 from t2x.layers.initializers import building
 from t2x.layers.interfaces import reads_encoding, without_encoding
-from t2x.layers.positions.encoding import held_features
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
 
@@ -128,17 +133,7 @@ class _Block(nnx.Module):
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> dict[str, Cache]:
-    caches = {
-      name: part.init_cache(
-        batch,
-        num_slots,
-        dtype,
-        source if 'source' in part.reads else None,
-        **held_features(part, self.encoding),
-      )
-      for name, part in self.sublayers.items()
-    }
-    return {name: cache for name, cache in caches.items() if cache is not None}
+    return caches_of(self.sublayers, batch, num_slots, dtype, source, self.encoding)
 
   def embed(
     self, x: Float[Array, 'batch length *streams d_model'], tokens: Tokens

@@ -18,11 +18,17 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
 from t2x.layers.caches import Cache
-from t2x.layers.composites import initial_extras, least_max_length, recorded_by, set_part
+from t2x.layers.composites import (
+  caches_of,
+  initial_extras,
+  least_max_length,
+  recorded_by,
+  set_part,
+)
 from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer, reads_encoding
 from t2x.layers.keys import named_key
-from t2x.layers.positions.encoding import PositionEncoding, held_features
+from t2x.layers.positions.encoding import PositionEncoding
 
 __all__ = ['Parallel']
 
@@ -116,17 +122,7 @@ class Parallel(nnx.Module):
     *,
     encoding: PositionEncoding | None = None,
   ) -> PartCaches | None:
-    caches = {
-      name: part.init_cache(
-        batch,
-        num_slots,
-        dtype,
-        source if 'source' in part.reads else None,
-        **held_features(part, encoding),
-      )
-      for name, part in self._parts.items()
-    }
-    caches = {name: cache for name, cache in caches.items() if cache is not None}
+    caches = caches_of(self._parts, batch, num_slots, dtype, source, encoding)
     return PartCaches(caches) if caches else None
 
   def __call__(

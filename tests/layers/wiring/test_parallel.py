@@ -151,3 +151,20 @@ def test_a_part_counts_as_a_branch_for_initialisers_that_depend_on_depth():
 def test_settings_without_effect_are_refused(settings, message):
   with pytest.raises(UserError, match=message):
     build(**settings)
+
+
+class Forgetful(LinearAttention):
+  """A mixer that keeps nothing of earlier tokens."""
+
+  def init_cache(self, batch, num_slots, dtype, source=None, **held):
+    return None
+
+
+@pytest.mark.parametrize('holder', [part(Parallel, parts={}), part(SublayerBlock, sublayers={})])
+def test_a_mixer_without_a_cache_cannot_generate(holder):
+  parts = {'mixer': part(Forgetful, num_heads=2), 'feed_forward': FEED_FORWARD}
+  (name,) = holder.keywords
+  with pytest.raises(
+    UserError, match='Forgetful reads other tokens, but its init_cache returns None'
+  ):
+    holder(WIDTH, **{name: parts}, rngs=nnx.Rngs(0)).init_cache(2, LENGTH, jnp.float32)
