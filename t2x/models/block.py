@@ -50,15 +50,21 @@ from t2x.models.interfaces import Layer
 __all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
 
 
-class _Block(nnx.Module):
-  """Base class of blocks: named sublayers, an attention pattern and an optional position encoding.
+class SublayerBlock(nnx.Module):
+  """A block of arbitrary sublayers in sequence, each inside its own wiring.
 
   Attributes:
-    pattern: narrows the pattern of the body.
-    encoding: replaces the position encoding of the body inside the block; vectors that it adds to tokens are
-      added to the input of the block. None: the body's.
-    names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its
-      wiring NAME_wiring.
+    names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its wiring
+      NAME_wiring.
+
+  Args:
+    d_model: width of the residual stream.
+    sublayers: builders of the sublayers by name, in the order of application; `FromSource` builds one that attends to
+      the source. The name '' adds no level to the names of parameters and recorded arrays.
+    wiring: builds the residual connection and norm of each sublayer, or such builders by the names of all sublayers.
+    pattern: narrows the pattern of the body (`Window(256)` for a local block).
+    encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
+      input of every layer). None: the body's.
   """
 
   implements = (Layer,)
@@ -68,9 +74,9 @@ class _Block(nnx.Module):
     d_model: int,
     *,
     sublayers: Mapping[str, Callable[..., Sublayer]],
-    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]],
-    pattern: Pattern,
-    encoding: Callable[..., PositionEncoding] | None,
+    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]] = PreNorm,
+    pattern: Pattern = Full(),
+    encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
     kind = type(self).__name__
@@ -82,17 +88,18 @@ class _Block(nnx.Module):
         f'{kind}.wiring has the names {", ".join(wirings)}, but the sublayers are {", ".join(sublayers)}: give '
         'each sublayer its wiring'
       )
-    for index, (name, build) in enumerate(sublayers.items()):
-      with building(branch=index):
-        set_part(self, name, build(d_model, rngs=rngs))
-        setattr(self, f'{name}_wiring', wirings[name](d_model, rngs=rngs))
+    with building(num_branches=len(sublayers)):
+      for index, (name, build) in enumerate(sublayers.items()):
+        with building(branch=index):
+          set_part(self, name, build(d_model, rngs=rngs))
+          setattr(self, f'{name}_wiring', wirings[name](d_model, rngs=rngs))
+      self.encoding = encoding and encoding(d_model, rngs=rngs)
     numbers = {name: own.num_streams for name, own in self.wirings.items()}
     if len(set(numbers.values())) > 1:
       listed = ', '.join(f'{number} for {name}' for name, number in numbers.items())
       raise UserError(
         f'the wirings of {kind} have different numbers of residual streams ({listed})'
       )
-    self.encoding = encoding and encoding(d_model, rngs=rngs)
     reads = frozenset().union(*(part.reads for part in self.sublayers.values()))
     if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
@@ -178,35 +185,6 @@ class _Block(nnx.Module):
         drop=None,
       )
     return calls
-
-
-class SublayerBlock(_Block):
-  """A block of arbitrary sublayers in sequence, each inside its own wiring.
-
-  Args:
-    d_model: width of the residual stream.
-    sublayers: builders of the sublayers by name, in the order of application; `FromSource` builds one that attends to
-      the source. The name '' adds no level to the names of parameters and recorded arrays.
-    wiring: builds the residual connection and norm of each sublayer, or such builders by the names of all sublayers.
-    pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
-      input of every layer). None: the body's.
-  """
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    sublayers: Mapping[str, Callable[..., Sublayer]],
-    wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]] = PreNorm,
-    pattern: Pattern = Full(),
-    encoding: Callable[..., PositionEncoding] | None = None,
-    rngs: nnx.Rngs,
-  ):
-    with building(num_branches=len(sublayers)):
-      super().__init__(
-        d_model, sublayers=sublayers, wiring=wiring, pattern=pattern, encoding=encoding, rngs=rngs
-      )
 
   def branch(
     self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
