@@ -41,6 +41,9 @@ def write_data(folder):
   """Files of every kind that a task reads."""
   texts = [' '.join(WORDS[i % 7 : i % 7 + 5]) for i in range(COUNT)]
   (folder / 'text.txt').write_text('\n'.join(texts))
+  # Documents of three sentences, between empty lines.
+  documents = ['\n'.join(texts[i : i + 3]) for i in range(0, COUNT, 3)]
+  (folder / 'documents.txt').write_text('\n\n'.join(documents))
   (folder / 'pairs.tsv').write_text(''.join(f'{text}\t{text.upper()}\n' for text in texts))
   lines = {'labelled': [], 'words': [], 'spans': []}
   for number, text in enumerate(texts):
@@ -59,8 +62,8 @@ def write_data(folder):
 def make(folder):
   """Class name -> a task; each draws something at random where its class can."""
 
-  def source(kind, name):
-    return kind(train=str(folder / name), validation=str(folder / name))
+  def source(kind, name, **settings):
+    return kind(train=str(folder / name), validation=str(folder / name), **settings)
 
   text, pieces = source(TextFiles, 'text.txt'), SampledPieces(rate=0.2)
   bpe, byte = {'tokenizer': BPE(280), 'pieces': pieces}, {'tokenizer': Bytes()}
@@ -100,7 +103,9 @@ def make(folder):
     t2x.tasks.Contrastive(
       source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, tokenizer=Bytes()
     ),
-    t2x.tasks.MaskedPairs(source=text, length=32, tokenizer=Bytes()),
+    t2x.tasks.MaskedPairs(
+      source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
+    ),
     t2x.tasks.WordClassification(
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte
     ),

@@ -77,7 +77,7 @@ MUTATIONS = (
   ),
   Mutation(
     'layers-expert-balance',
-    'mean = (probabilities * present[..., None]).sum(axis=1) / num_tokens',
+    'mean = (probabilities * is_present[..., None]).sum(axis=1) / num_tokens',
     'mean = probabilities.sum(axis=1) / num_tokens',
     'tests/layers/feed_forward/test_experts.py',
   ),
@@ -107,7 +107,7 @@ MUTATIONS = (
   ),
   Mutation(
     'layers-scores-without-a-scale',
-    "if encoding.num_terms > 1 and 'scale' not in self.score_inputs:",
+    "if encoding.num_terms > 1 and 'scale' not in reads:",
     'if encoding.num_terms > 9:',
     'tests/layers/attention/test_scores.py',
   ),

@@ -7,8 +7,12 @@ import tiny_tasks
 from fake_models import WithLogits, spec
 
 from t2x.data import Batches
+from t2x.layers import Tokens
 
-STATE_PADDING = {'SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'}
+STATE_PADDING = {
+  *('SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'),
+  *('Captions', 'Contrastive', 'MaskedPairs', 'TextRegression'),
+}
 
 
 class Called(Exception):
@@ -27,7 +31,10 @@ class Recording(WithLogits):
     return self.hidden(*inputs, **settings)
 
   def hidden(self, *inputs, tokens=None, source_tokens=None, target_tokens=None, **settings):
-    raise Called([t for t in (tokens, source_tokens, target_tokens) if t is not None])
+    given = [tokens, source_tokens, target_tokens]
+    # A model of two towers gets those of both.
+    both = tokens if isinstance(tokens, tuple) else ()
+    raise Called([t for t in (*given, *both) if isinstance(t, Tokens)])
 
 
 @pytest.fixture(scope='module')

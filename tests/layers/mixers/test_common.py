@@ -105,7 +105,12 @@ def test_rows_of_several_segments_are_nan(name):
 
 
 @pytest.mark.parametrize(
-  'name', [name for name, subject in PARTS.items() if 'dropout_rate' in subject['build'].keywords]
+  'name',
+  [
+    name
+    for name, subject in PARTS.items()
+    if 'dropout_rate' in getattr(subject['build'], 'keywords', ())
+  ],
 )
 def test_dropout_needs_a_key(name):
   dropping, sure = build(name, dropout_rate=0.5), build(name, dropout_rate=0.0)
