@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from applying import moved
+from evaluating import evaluated
 from flax import nnx
 from loss_terms import gradient
 
@@ -24,7 +25,6 @@ from t2x.models import (
   mean_tokens,
 )
 from t2x.tasks import Contrastive, Mixture, Retrieval
-from t2x.tasks.evaluators import Evaluated
 from t2x.train.logs.flops import row_lengths
 
 TASK = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
@@ -100,15 +100,7 @@ def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
   monkeypatch.setenv('T2X_CACHE', str(tmp_path))
   task, model = TASK.bound(Bytes().train([])), moved(two_towers(), scale=0.3)
   rows = [task.rows('validation')[i] for i in range(23)]
-  evaluated = Evaluated(
-    task=task,
-    watched=iter,
-    model=lambda: model,
-    rows=lambda split: rows,
-    evaluation=lambda split, count: None,
-    batch_size=8,
-  )
-  result = Retrieval()(evaluated)
+  result = Retrieval()(evaluated(task, model, rows, 8))
   batch = {
     name: jnp.stack([jnp.asarray(task.transform(train=False)(r, None)[name]) for r in rows])
     for name in task.spec(1)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eight_devices import run_on_eight_devices
+from evaluating import evaluated
 from flax import nnx
 
-from t2x.tasks.evaluators import Evaluated
 from t2x.tasks.prediction import in_batches
 
 
@@ -48,27 +48,20 @@ class Rows:
     return lambda row, rng: {'x': np.float32([row['x'], 1]), 'drawn': np.float32(rng.random())}
 
 
-def evaluated(model, traced, batch_size=4):
+def predicted(model, traced, batch_size=4):
   rows = [{'x': i, 'text': str(i)} for i in range(7)]
-  evaluated = Evaluated(
-    task=Rows(),
-    watched=iter,
-    model=lambda: model,
-    rows=lambda split: rows,
-    evaluation=lambda split, count: None,
-    batch_size=batch_size,
-  )
+  run = evaluated(Rows(), model, rows, batch_size)
 
   def function(model, batch):
     traced.append(batch['x'].shape)
     return {'y': model.factor[...] * batch['x'], 'drawn': batch['drawn']}
 
-  return list(evaluated.predict(evaluated.rows('validation'), function))
+  return list(run.predict(run.rows('validation'), function))
 
 
 def test_each_row_has_its_output_without_padding_from_one_program():
   traced = []
-  pairs = evaluated(Scale(), traced)
+  pairs = predicted(Scale(), traced)
   assert [row['text'] for row, _ in pairs] == list('0123456')
   for i, (_, output) in enumerate(pairs):
     np.testing.assert_array_equal(output['y'], [3 * i, 3])
@@ -76,7 +69,7 @@ def test_each_row_has_its_output_without_padding_from_one_program():
   # Each row has draws of its own, the same in every evaluation.
   draws = [float(output['drawn']) for _, output in pairs]
   assert len(set(draws)) == 7
-  assert draws == [float(output['drawn']) for _, output in evaluated(Scale(), [])]
+  assert draws == [float(output['drawn']) for _, output in predicted(Scale(), [])]
 
 
 def print_predictions():
@@ -88,7 +81,7 @@ def print_predictions():
   mesh = Mesh(data=8).build()
   replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
   model = jax.device_put(Scale(), replicated)
-  pairs = evaluated(model, [], 8)
+  pairs = predicted(model, [], 8)
   print(json.dumps([np.asarray(output['y']).tolist() for _, output in pairs]))
 
 

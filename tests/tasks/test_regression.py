@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evaluating import evaluated
 from fake_models import ONE, WithLogits, spec
 from flax import nnx
 from loss_terms import assert_close, gradient
@@ -16,7 +17,6 @@ from t2x.decode import Greedy
 from t2x.layers import normal, param
 from t2x.models import Output
 from t2x.tasks import Correlations, TextRegression
-from t2x.tasks.evaluators import Evaluated
 
 stats = pytest.importorskip('scipy.stats')
 
@@ -88,20 +88,13 @@ def numbers(task, model, rows):
 def test_the_correlations_equal_those_of_scipy(task):
   model, rows = Mean(), task.rows('validation')
   x, y = numbers(task, model, rows)
-  evaluated = Evaluated(
-    task=task,
-    watched=iter,
-    model=lambda: model,
-    rows=lambda split: rows,
-    evaluation=lambda split, count: None,
-    batch_size=4,
-  )
-  result = Correlations()(evaluated)
+  run = evaluated(task, model, rows, 4)
+  result = Correlations()(run)
   assert result.metrics['examples'] == 23
   assert result.metrics['pearson'] == pytest.approx(stats.pearsonr(x, y)[0], rel=1e-5)
   assert result.metrics['spearman'] == pytest.approx(stats.spearmanr(x, y)[0], rel=1e-5)
   np.testing.assert_allclose(result.examples['squared_error'], (x - y) ** 2, rtol=1e-5)
-  few = Correlations(num_examples=9)(evaluated).metrics
+  few = Correlations(num_examples=9)(run).metrics
   some = [i * 23 // 9 for i in range(9)]
   assert few['pearson'] == pytest.approx(stats.pearsonr(x[some], y[some])[0], rel=1e-5)
 

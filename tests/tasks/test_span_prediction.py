@@ -8,6 +8,7 @@ import string
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from evaluating import evaluated
 from fake_models import WithLogits, spec
 from flax import nnx
 
@@ -15,7 +16,6 @@ from t2x.data import Bytes, Source
 from t2x.decode import Greedy
 from t2x.models import Output
 from t2x.tasks import Answers, SpanPrediction
-from t2x.tasks.evaluators import Evaluated
 from t2x.tasks.prediction import predict
 from t2x.tasks.span_prediction import drop_text_columns
 
@@ -159,21 +159,14 @@ def test_answers_match_bert_and_their_metrics_those_of_squad(threshold, seed):
   assert answers == expected
   if threshold is not None:  # Both are chosen.
     assert 0 < answers.count('') < len(answers)
-  evaluated = Evaluated(
-    task=task,
-    watched=iter,
-    model=lambda: model,
-    rows=lambda split: rows,
-    evaluation=lambda split, count: None,
-    batch_size=4,
-  )
-  whole = Answers()(evaluated)
+  run = evaluated(task, model, rows, 4)
+  whole = Answers()(run)
   assert whole.metrics == pytest.approx(official(expected, examples) | {'examples': len(examples)})
   assert [sample['output'] for sample in whole.samples] == expected[:10]
   # Spread evenly over the split.
   some = [i * len(examples) // 7 for i in range(7)]
   few = official([expected[i] for i in some], [examples[i] for i in some]) | {'examples': 7}
-  assert Answers(num_examples=7)(evaluated).metrics == pytest.approx(few)
+  assert Answers(num_examples=7)(run).metrics == pytest.approx(few)
 
 
 @pytest.mark.parametrize('longest', [1, 3, 5])

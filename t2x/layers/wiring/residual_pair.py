@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.ranges import TunableRate
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.streams import StreamEnds
@@ -37,10 +37,10 @@ class ResiDual(PostNorm):
     d_model: int,
     *,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
+    **settings: Any,
   ):
-    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
+    super().__init__(d_model, norm=norm, rngs=rngs, **settings)
     self.build_norm = norm
 
   def connect(self, x, branch):
