@@ -15,20 +15,17 @@ from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.activations import relu
-from t2x.layers.feed_forward.mlp import FeedForward, GatedMLP
-from t2x.layers.feed_forward.routing import (
+from t2x.layers.feed_forward.dispatch import (
   Capacity,
   Dispatch,
   Experts,
-  Router,
-  TopK,
-  balance,
   capacity,
   inverse,
-  present,
   slots,
   take_rows,
 )
+from t2x.layers.feed_forward.mlp import FeedForward, GatedMLP
+from t2x.layers.feed_forward.routing import Router, TopK, balance, present
 from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Aux, Call, Result, Sublayer
 from t2x.layers.keys import stacked
