@@ -35,11 +35,16 @@ WIDTH, HEADS, HIDDEN, VOCAB, LAYERS = 16, 2, 24, 11, 2
 LENGTH, EOS, PAD, START = 12, 1, 0, 2
 # With this seed, the pictures have different captions.
 SEED = 7
-RNG = np.random.default_rng(0)
-IMAGES = RNG.normal(size=(3, 8, 12, 3)).astype(np.float32)
-TARGET = RNG.integers(VOCAB, size=(3, 7))
 FEATURES, FRAMES = 6, 18
-AUDIO = RNG.normal(size=(2, FRAMES, FEATURES)).astype(np.float32)
+TARGET = np.random.default_rng(0).integers(VOCAB, size=(3, 7))
+
+
+def normal(seed, *shape):
+  # Not one generator for all tests, whose numbers would depend on the tests that run.
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+IMAGES, AUDIO = normal(0, 3, 8, 12, 3), normal(1, 2, FRAMES, FEATURES)
 
 
 def by_head(weight):
@@ -243,7 +248,7 @@ def captioners():
 def test_a_captioner_equals_the_vision_encoder_decoder_of_transformers(captioners, compared):
   ours, theirs = captioners
   named = 'CPTR', 'transformers VisionEncoderDecoderModel'
-  weights = RNG.normal(size=(*TARGET.shape, VOCAB)).astype(np.float32)
+  weights = normal(3, *TARGET.shape, VOCAB)
   pixels = torch.tensor(IMAGES.transpose(0, 3, 1, 2))
   logits = theirs(pixel_values=pixels, decoder_input_ids=torch.tensor(TARGET)).logits
 
@@ -349,7 +354,7 @@ def encoders():
 
 def test_the_audio_encoder_equals_the_whisper_encoder_of_transformers(encoders):
   ours, theirs = encoders
-  weights = RNG.normal(size=(2, FRAMES // 2, WIDTH)).astype(np.float32)
+  weights = normal(4, 2, FRAMES // 2, WIDTH)
   hidden = theirs(torch.tensor(AUDIO.transpose(0, 2, 1))).last_hidden_state
 
   @jax.jit
