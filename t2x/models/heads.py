@@ -43,7 +43,7 @@ class LogitHead(nnx.Module):
     chunk: number of tokens of each row whose logits `cross_entropy` computes at a time, so that only [batch,
       chunk, vocab] logits are in memory. If rows are split over devices, it applies to each device's part of
       a row. None: all tokens at once. 'auto': all tokens at once if their logits take at most `BLOCK_BYTES`
-      (256 MiB) on one device, otherwise the fewest blocks of at most this size.
+      (256 MiB, on GPUs 2 GiB) on one device, otherwise the fewest blocks of at most this size.
     axis: logical axis of the logits.
   """
 

@@ -22,10 +22,10 @@ from t2x.models.losses import Sums
 # Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`tokens_per_block`).
 Chunk = Size | Literal['auto'] | None
 
-# Maximum bytes of the logits of a block on one device. Float32 logits of fewer bytes are computed at once. The
-# products of a block of this size are large enough to use a device fully (for 50,304 tokens of vocabulary,
-# 1,334 rows), and the gradient of the table, which each block reads and writes once, is smaller.
-BLOCK_BYTES = 2**28
+# Maximum bytes of the logits of a block on one device, by backend. Float32 logits of fewer bytes are computed at once.
+# The products of a block of 256 MiB are large enough to use a CPU fully (for 50,304 tokens of vocabulary, 1,334 rows),
+# and the gradient of the table, which each block reads and writes once, is smaller.
+BLOCK_BYTES = {'cpu': 2**28, 'gpu': 2**31, 'tpu': 2**28}
 
 LossSums = Callable[
   [Float[Array, 'batch tokens d_model'], Int[Array, 'batch tokens'], Float[Array, 'batch tokens']],
@@ -44,7 +44,7 @@ def tokens_per_block(batch: int, length: int, vocab: int) -> int | None:
     vocab: number of logits of a token on one device.
   """
   logit_bytes = jnp.dtype(Dtypes.logits).itemsize
-  largest = max(1, BLOCK_BYTES // (logit_bytes * batch * vocab))
+  largest = max(1, BLOCK_BYTES[jax.default_backend()] // (logit_bytes * batch * vocab))
   if largest >= length:
     return None
   return math.ceil(length / math.ceil(length / largest))

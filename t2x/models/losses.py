@@ -6,6 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.one_cpu import is_plain
 
 # Name -> (weighted sum, total weight). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
@@ -71,9 +72,32 @@ def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Ar
   """Returns the cross-entropy, the log normaliser and the logit of the label of each element, in float32."""
   logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
-  picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  pick = _pick if is_plain() else _pick_with_gradient
+  picked = pick(logits, labels, logits.shape[-1])
   loss = normaliser - picked
   if smoothing != 0.0:
     share = scalar(smoothing)
     loss = (1.0 - share) * loss + share * (normaliser - logits.mean(axis=-1))
   return loss, normaliser, picked
+
+
+def _pick(logits: Array, labels: Array, classes: int) -> Array:
+  return jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+
+
+# JAX's own gradient is a scatter. A comparison becomes one operation with the gradient of the normaliser and with the
+# rounding to the compute dtype, so that a GPU writes the gradient of the logits once.
+_pick_with_gradient = jax.custom_vjp(_pick, nondiff_argnums=(2,))
+
+
+def _pick_forward(logits: Array, labels: Array, classes: int) -> tuple[Array, Array]:
+  return _pick(logits, labels, classes), labels
+
+
+def _pick_backward(classes: int, labels: Array, gradient: Array) -> tuple[Array, None]:
+  shape = (*labels.shape, classes)
+  index = jax.lax.broadcasted_iota(labels.dtype, shape, len(shape) - 1)
+  return jnp.where(index == labels[..., None], gradient[..., None], 0.0), None
+
+
+_pick_with_gradient.defvjp(_pick_forward, _pick_backward)

@@ -32,6 +32,9 @@ from t2x.models.remat import POLICIES, check_remat
 
 __all__ = ['Stack']
 
+# Deeper stacks would compile for minutes.
+_UNROLLED_ON_GPUS = 32
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Stack(nnx.Module):
     blocks: builders of the layers of one repeat.
     num_groups: number of parameter sets; neighbouring repeats share one (ALBERT's `num_hidden_groups`;
       1: all repeats share one set). None: each repeat has its own.
-    unroll: number of repeats per iteration of the scan. 1 compiles fastest; `num_layers` runs fastest on a
-      CPU.
+    unroll: number of repeats per iteration of the scan. 1 compiles fastest; `num_layers` runs fastest. None: 1,
+      but on GPUs all of at most 32 repeats.
     remat: rematerialisation policy. None saves all activations; 'full' saves only the inputs of each
       repeat, 'dots' also matrix products, 'dots_no_batch' only those without batch dimensions, 'attention'
       the outputs of attention, and 'dots_no_batch+attention' both. With saved outputs, kernels with linear
@@ -102,7 +105,7 @@ class Stack(nnx.Module):
     num_layers: Size,
     blocks: Annotated[Sequence[Callable[..., Layer]], NonEmpty] = (Block,),
     num_groups: Size | None = None,
-    unroll: Size = 1,
+    unroll: Size | None = None,
     remat: str | None = None,
     stochastic_depth: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -228,7 +231,7 @@ class Stack(nnx.Module):
 
     if self.remat is not None:
       # Without a loop between them, XLA would merge the recomputation with the forward pass.
-      is_unrolled = self.unroll >= self.num_repeats
+      is_unrolled = self._unroll() >= self.num_repeats
       repeat = jax.checkpoint(repeat, policy=POLICIES[self.remat], prevent_cse=is_unrolled)
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
@@ -238,7 +241,7 @@ class Stack(nnx.Module):
         lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
         stream,
         (self.blocks, per_repeat),
-        unroll=self.unroll,
+        unroll=self._unroll(),
       )
     else:
       stream, (cache, aux, recorded) = self._scan_groups(repeat, stream, per_repeat)
@@ -256,12 +259,17 @@ class Stack(nnx.Module):
         stream,
         group_inputs,
         length=length,
-        unroll=self.unroll,
+        unroll=self._unroll(),
       )
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
     return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
+
+  def _unroll(self) -> int:
+    """Returns the number of repeats per iteration of the scan."""
+    on_gpu = jax.default_backend() == 'gpu' and self.num_repeats <= _UNROLLED_ON_GPUS
+    return self.unroll or (self.num_repeats if on_gpu else 1)
 
   def start(self, x: Array, layers: Iterable[Layer]) -> Any:
     """Returns what the first of the layers receives, for the input `x` of the stack."""

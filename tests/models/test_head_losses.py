@@ -218,3 +218,10 @@ def test_logits_of_a_model_that_returns_vectors_are_an_error(make):
     model.cross_entropy(x, labels, weights)
   with pytest.raises(UserError, match='@Pooler computes vectors, not logits for each token'):
     model.logits(x)
+
+
+def test_the_gradient_of_the_logits_has_no_scatter():
+  logits, labels = jnp.zeros((2, 3, 5)), jnp.zeros((2, 3), int)
+  loss = functools.partial(classification_sums, weights=jnp.ones((2, 3)))
+  traced = str(jax.make_jaxpr(jax.grad(lambda x: loss(x, labels)['loss'][0]))(logits))
+  assert 'scatter' not in traced

@@ -144,6 +144,12 @@ def test_the_blocks_of_a_size_are_equal_and_at_most_256_mib():
   assert tokens_per_block(1, 3, 2**28) == 1
 
 
+def test_blocks_are_larger_on_gpus(monkeypatch):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert tokens_per_block(8, 256, 50257) is None
+  assert tokens_per_block(32, 1024, 50304) == 256
+
+
 def test_small_logits_are_computed_at_once_by_default(monkeypatch):
   arrays = examples(length=12, batch=4)
 
@@ -155,8 +161,8 @@ def test_small_logits_are_computed_at_once_by_default(monkeypatch):
   whole = traced(chunk=None)
   assert traced() == traced(chunk='auto') == whole
   # Four tokens of each row are a block, of four rows or of the two of a device.
-  monkeypatch.setattr(loss_blocks, 'BLOCK_BYTES', 4 * 4 * 4 * VOCAB)
+  monkeypatch.setitem(loss_blocks.BLOCK_BYTES, 'cpu', 4 * 4 * 4 * VOCAB)
   assert traced() == traced(chunk=4) != whole
   assert traced(Halved()) == traced(Halved(), chunk=None)
-  monkeypatch.setattr(loss_blocks, 'BLOCK_BYTES', 3 * 2 * 4 * 12)
+  monkeypatch.setitem(loss_blocks.BLOCK_BYTES, 'cpu', 3 * 2 * 4 * 12)
   assert traced(Halved()) == traced(Halved(), chunk=3)

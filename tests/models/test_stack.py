@@ -36,6 +36,25 @@ def test_scan_equals_unrolled(make, unroll):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.parametrize(
+  ('backend', 'num_layers', 'settings', 'unroll'),
+  [
+    ('cpu', 4, {}, 1),
+    ('gpu', 4, {}, 4),
+    ('gpu', 33, {}, 1),
+    ('gpu', 4, {'unroll': 2}, 2),
+    ('gpu', 4, {'num_groups': 2}, 4),
+  ],
+)
+def test_stacks_of_few_layers_are_unrolled_on_gpus(
+  make, monkeypatch, backend, num_layers, settings, unroll
+):
+  stack = build(make, num_layers=num_layers, **settings)
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  traced = str(jax.make_jaxpr(lambda stack, x: call(stack, x))(stack, x_of(make)))
+  assert f'unroll={unroll}\n' in traced
+
+
 @pytest.mark.parametrize('remat', POLICIES)
 def test_remat_changes_nothing(make, remat):
   blocks = [make.block(dropout_rate=0.2)]
