@@ -55,12 +55,14 @@ class StepContext:
     layout: sharding of the activations, a `t2x.layers.constraints.Layout`; None leaves it to the compiler.
     step: number of train steps taken, int32 []; None outside of a train step.
     plain: whether operations with gradients of their own are replaced by plain ones.
+    micro_batches: number of parts into which a train step splits its batch (`Trainer.accumulate`).
   """
 
   scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   layout: Any = None
   step: Any = None
   plain: bool = False
+  micro_batches: int = 1
 
 
 # The only context variable that a step reads.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.arrays import named_leaves, named_variables
@@ -60,13 +60,24 @@ def bernoulli(key: Array, probability: Any, shape: Sequence[int]) -> Bool[Array,
   Raises:
     UserError: there is one key per row, and the first dimension is not the batch.
   """
+  return _by_row(lambda key, shape: jax.random.bernoulli(key, probability, shape), key, shape)
+
+
+def uniform(key: Array, shape: Sequence[int]) -> Float[Array, '...']:
+  """Returns float32 numbers from [0, 1), with keys as in `bernoulli`."""
+  return _by_row(jax.random.uniform, key, shape)
+
+
+def _by_row(
+  draw: Callable[[Array, Sequence[int]], Array], key: Array, shape: Sequence[int]
+) -> Array:
   if not key.ndim:
-    return jax.random.bernoulli(key, probability, shape)
+    return draw(key, shape)
   if shape[0] not in (1, len(key)):
     raise UserError(
       f'random numbers of shape {tuple(shape)} for a batch of {len(key)} rows, each with a key: put the batch first'
     )
-  return jax.vmap(lambda key: jax.random.bernoulli(key, probability, shape[1:]))(key)
+  return jax.vmap(lambda key: draw(key, shape[1:]))(key)
 
 
 def initial_value(

@@ -181,7 +181,7 @@ def make_train_step(
     return _mean_loss(totals, weights, num_rows), (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
-    with in_step(scalars=scalars, layout=layout, step=state.step):
+    with in_step(scalars=scalars, layout=layout, step=state.step, micro_batches=trainer.accumulate):
       return update(state, frozen, batch)
 
   def update(state, frozen, batch):

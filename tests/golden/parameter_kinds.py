@@ -45,6 +45,13 @@ def _attention(name: str, *parts: Any) -> list[Callable[..., Any]]:
   return [partial(ATTENTION, W, **{name: part}) for part in parts]
 
 
+def _experts(*routers: Any) -> list[Callable[..., Any]]:
+  mlp = partial(layers.MLP, hidden_dim=32)
+  return _width(
+    *(partial(layers.MixtureOfExperts, num_experts=3, expert=mlp, router=r) for r in routers)
+  )
+
+
 def _free(*biases: Any) -> list[Callable[..., Any]]:
   return [partial(layers.AttentionFree, W, num_heads=H, bias=bias) for bias in biases]
 
@@ -52,7 +59,7 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
 PARTS = [
   *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
   *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
-  *_width(layers.MixtureOfExperts, num_experts=3, expert=partial(layers.MLP, hidden_dim=32)),
+  *_experts(layers.TopK, layers.ExpertChoice),
   *_width(layers.TokenShift, sublayer=ATTENTION),
   *_attention('qk_norm', layers.RMSNorm),
   *_attention('joint_qk_norm', layers.LayerNorm),

@@ -13,6 +13,7 @@ from t2x.layers import (
   AddressPositions,
   AttentionFree,
   BilinearScores,
+  ByChance,
   Capacity,
   CombinedPositions,
   ConvBias,
@@ -24,6 +25,7 @@ from t2x.layers import (
   Disentangled,
   DotProductScores,
   DynamicConvolution,
+  ExpertChoice,
   FavorPlus,
   FlowAttention,
   ForgetGate,
@@ -65,8 +67,12 @@ from t2x.layers import (
   T5Bias,
   TalkingHeads,
   TokenShift,
+  TopK,
   Windowed,
+  WithinGroups,
   XLPositions,
+  ZLoss,
+  sigmoid,
   zeros,
 )
 from t2x.layers.constraints import num_parts
@@ -220,6 +226,31 @@ PARTS = {
       dispatch=Capacity(factor=2.0),
     )
   },
+  'experts that choose their tokens': {
+    'build': part(
+      MixtureOfExperts,
+      num_experts=4,
+      expert=part(GatedMLP, hidden_dim=24),
+      router=part(ExpertChoice, jitter=0.1),
+      dispatch=Capacity(factor=1.0),
+    )
+  },
+  'experts of groups, by chance': {
+    'build': part(
+      MixtureOfExperts,
+      num_experts=4,
+      expert=part(GatedMLP, hidden_dim=24),
+      router=part(
+        TopK,
+        scoring=sigmoid,
+        selection=WithinGroups(num_groups=2, num_chosen=1),
+        by_chance=ByChance(),
+        losses=(ZLoss(),),
+        jitter=0.1,
+      ),
+      dispatch=Capacity(factor=2.0),
+    )
+  },
   'cross-attention': {
     'build': part(FromSource, sublayer=part(attention, num_kv_heads=2, dropout_rate=0.1))
   },
@@ -279,6 +310,12 @@ REFUSED = {
   'LSH attention': DECODING,
   # Under Full() all tokens of a row compete for the places in its clusters.
   'routing attention': ('packed rows equal separate rows', *DECODING),
+  # Tokens of a row compete for the places of an expert.
+  'experts that choose their tokens': (
+    'outputs ignore later tokens',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
   # Its matched keys are mixtures of the tokens of a row.
   'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }

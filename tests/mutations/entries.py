@@ -77,8 +77,8 @@ MUTATIONS = (
   ),
   Mutation(
     'layers-expert-balance',
-    'mean = (probabilities * is_present[..., None]).sum(axis=1) / num_tokens',
-    'mean = probabilities.sum(axis=1) / num_tokens',
+    'return (probability * self.present[..., None]).sum(axis=1)',
+    'return probability.sum(axis=1)',
     'tests/layers/feed_forward/test_experts.py',
   ),
   Mutation(

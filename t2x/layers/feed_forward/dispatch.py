@@ -2,20 +2,21 @@
 
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.ranges import Positive
+from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.feed_forward.routing import Routing
 from t2x.layers.interfaces import Aux, Call, Sublayer
 from t2x.layers.keys import fold_in, named_key
 from t2x.layers.tokens import Tokens
 
-__all__ = ['Capacity', 'Dispatch']
+__all__ = ['Capacity', 'CapacityByChoice', 'Dispatch']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,12 @@ _DISPATCHED = ('experts', 'dispatched', 'slots', 'embed')
 class Dispatch(Protocol):
   """Brings vectors to their experts and the outputs back."""
 
+  @property
+  @optional(True)
+  def is_causal(self) -> bool:
+    """Whether no later token changes which experts process an earlier one."""
+    ...
+
   def __call__(
     self, experts: Experts, x: Float[Array, 'batch length d_model'], routing: Routing
   ) -> tuple[Float[Array, 'batch length d_model'], Aux]:
@@ -97,6 +104,7 @@ class Capacity(Dispatch):
   """
 
   factor: Positive = 1.25
+  is_causal: ClassVar[bool] = True
 
   def __call__(self, experts, x, routing):
     (batch, length, width), k = x.shape, routing.expert.shape[-1]
@@ -104,7 +112,7 @@ class Capacity(Dispatch):
     num_slots = capacity(self.factor, length * k, length, num_experts)
     # Devices that split a row have the same number of slots, of which some are never occupied.
     size = -(-num_slots // num_parts('slots')) * num_parts('slots')
-    slot = slots(choices, num_experts, num_slots, size)
+    slot = self.slots(routing.expert, num_experts, num_slots, size)
     choice = inverse(slot, num_experts * size)
     # The token of no choice is out of range.
     h = take_rows(x, choice // k).reshape(batch, num_experts, size, width)
@@ -116,6 +124,24 @@ class Capacity(Dispatch):
     dropped = chosen & (slot == num_experts * size)
     counts = (dropped.sum(dtype=jnp.float32), chosen.sum(dtype=jnp.float32))
     return y, aux + Aux(metrics={'dropped_tokens': counts})
+
+  def slots(
+    self, expert: Int[Array, 'batch length choices'], num_experts: int, num_slots: int, size: int
+  ) -> Int[Array, 'batch length*choices']:
+    """Returns the slot of each choice, those of a token in succession; see the function `slots`."""
+    return slots(expert.reshape(len(expert), -1), num_experts, num_slots, size)
+
+
+class CapacityByChoice(Capacity):
+  """Capacity whose slots are taken by the first choices of all tokens of a row, then by the second choices, and so on, as
+  in GShard and V-MoE, so that first choices are dropped last. Later tokens take slots of earlier ones."""
+
+  is_causal = False
+
+  def slots(self, expert, num_experts, num_slots, size):
+    batch, length, k = expert.shape
+    slot = super().slots(expert.swapaxes(1, 2), num_experts, num_slots, size)
+    return slot.reshape(batch, k, length).swapaxes(1, 2).reshape(batch, -1)
 
 
 def capacity(factor: float, num_choices: int, length: int, num_experts: int) -> int:

@@ -10,11 +10,11 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.activations import relu
+from t2x.layers.feed_forward.balancing import Choices, RowBalance
 from t2x.layers.feed_forward.dispatch import (
   Capacity,
   Dispatch,
@@ -25,11 +25,12 @@ from t2x.layers.feed_forward.dispatch import (
   take_rows,
 )
 from t2x.layers.feed_forward.mlp import FeedForward, GatedMLP
-from t2x.layers.feed_forward.routing import Router, TopK, balance, present
+from t2x.layers.feed_forward.routing import Router, TopK, present
 from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Aux, Call, Result, Sublayer
-from t2x.layers.keys import stacked
+from t2x.layers.keys import named_key, stacked
 from t2x.layers.parameters import Initializer, dropout, param
+from t2x.layers.patterns.algebra import Full, Pattern
 
 __all__ = ['MixtureOfExperts', 'SwitchFeedForward']
 
@@ -41,6 +42,9 @@ class MixtureOfExperts(FeedForward):
   The output is the sum of the outputs of the chosen experts times their weights; padding (segment 0) has none,
   so that its output is 0. The parameters of the experts are stacked along the axis 'experts', which `Mesh.expert`
   splits. Returns the auxiliary losses and metrics of the router, the dispatch and the experts.
+
+  A router or a dispatch in which later tokens change earlier ones (`is_causal` is False) needs the pattern Full(): it is
+  refused in a decoder.
 
   Args:
     d_model: width of the input and output.
@@ -66,6 +70,9 @@ class MixtureOfExperts(FeedForward):
     self.expert = stacked(
       lambda number, keys: expert(d_model, rngs=keys), num_experts, rngs, axis='experts'
     )
+    parts: dict[str, Router | Dispatch] = {'router': self.router, 'dispatch': self.dispatch}
+    self._acausal = [name for name, part in parts.items() if not part.is_causal]
+    self.reads = frozenset({'pattern'} if self._acausal else ())
     name = f'{type(self).__name__}.expert = {type(self.expert).__name__}'
     if self.expert.reads:
       raise UserError(
@@ -77,11 +84,22 @@ class MixtureOfExperts(FeedForward):
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    routing = self.router(x, call)
+    self._check_pattern(call.pattern)
+    own = dataclasses.replace(call, key=named_key(call.key, 'router'))
+    routing = self.router(x, own)
     chosen = jnp.where(present(call.tokens, x)[..., None], routing.expert, self.num_experts)
     routing = dataclasses.replace(routing, expert=chosen)
     y, aux = self.dispatch(Experts(self.expert, self.num_experts, call), x, routing)
     return Result(y.astype(x.dtype), aux=routing.aux + aux)
+
+  def _check_pattern(self, pattern: Pattern) -> None:
+    """Raises UserError if the pattern hides tokens that change the experts of others."""
+    if self._acausal and pattern.offsets() != Full().offsets():
+      (name, *_) = self._acausal
+      raise UserError(
+        f'{type(self).__name__}.{name} = {type(getattr(self, name)).__name__} lets later tokens change earlier ones, which '
+        f'the pattern {pattern} forbids: use it in an Encoder, or TopK and Capacity'
+      )
 
 
 class SwitchFeedForward(FeedForward):
@@ -161,9 +179,10 @@ class SwitchFeedForward(FeedForward):
     chosen = jax.nn.one_hot(expert, self.num_experts)
     gate = (probabilities * chosen).sum(axis=-1, keepdims=True)
     dropped = is_present & (slot == self.num_experts * num_slots)
-    loss = balance(probabilities, expert[..., None], is_present)
+    chosen_experts = Choices(probabilities, probabilities, expert[..., None], is_present)
+    aux = RowBalance(coefficient=self.balance)(chosen_experts)
     counts = (dropped.sum(dtype=jnp.float32), is_present.sum(dtype=jnp.float32))
-    aux = Aux({'balance': scalar(self.balance) * loss}, {'dropped_tokens': counts})
+    aux += Aux(metrics={'dropped_tokens': counts})
     return Result((take_rows(y, slot) * gate).astype(x.dtype), aux=aux)
 
   def _probabilities(self, x: Array) -> Float[Array, 'batch length experts']:

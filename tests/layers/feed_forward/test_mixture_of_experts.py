@@ -253,6 +253,8 @@ def test_experts_and_rows_have_dropout_masks_of_their_own():
   part.expert = jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), part.expert)
 
   class Everywhere:
+    is_causal = True
+
     def __call__(self, x, call):
       shape = (*x.shape[:2], EXPERTS)
       return Routing(jnp.broadcast_to(jnp.arange(EXPERTS), shape), jnp.ones(shape))
@@ -320,6 +322,8 @@ def test_losses_and_metrics_of_the_experts_are_summed():
 
 class First(nnx.Module):
   """A user's router: the first expert for all tokens, padding included."""
+
+  is_causal = True
 
   def __init__(self, d_model, num_experts, *, rngs):
     self.num_experts = num_experts

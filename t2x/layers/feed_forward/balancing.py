@@ -1,0 +1,126 @@
+"""What keeps the experts of a mixture equally used, and the scores of its router small: auxiliary losses."""
+
+import dataclasses
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import scalar, step_context
+from t2x.base.ranges import Size, TunableNonNegative
+from t2x.layers.interfaces import Aux
+
+__all__ = ['BatchBalance', 'Choices', 'RouterLoss', 'RowBalance', 'ZLoss']
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+  """The choices of a router whose tokens choose their experts.
+
+  Attributes:
+    scores: the score of each expert, before softmax or sigmoid.
+    affinity: softmax or sigmoid of the scores.
+    expert: index of each chosen expert, the best first.
+    present: which tokens are no padding.
+  """
+
+  scores: Float[Array, 'batch length experts']
+  affinity: Float[Array, 'batch length experts']
+  expert: Int[Array, 'batch length choices']
+  present: Bool[Array, 'batch length']
+
+  @property
+  def num_experts(self) -> int:
+    return self.scores.shape[-1]
+
+  @property
+  def num_tokens(self) -> Float[Array, ' batch']:
+    """Number of tokens of each row without padding."""
+    return self.present.sum(axis=1, dtype=jnp.float32)
+
+  def counts(self, num_choices: int | None = None) -> Float[Array, 'batch experts']:
+    """Returns how often the tokens of each row chose each expert, with their best `num_choices` or all choices."""
+    chosen = jax.nn.one_hot(self.expert[..., :num_choices], self.num_experts).sum(axis=2)
+    return (chosen * self.present[..., None]).sum(axis=1)
+
+  def probabilities(self) -> Float[Array, 'batch experts']:
+    """Returns the sum over the tokens of each row of the probability of each expert, the affinity divided by the sum
+    over the experts."""
+    probability = self.affinity / self.affinity.sum(axis=-1, keepdims=True)
+    return (probability * self.present[..., None]).sum(axis=1)
+
+
+@runtime_checkable
+class RouterLoss(Protocol):
+  """Auxiliary loss of a router."""
+
+  def __call__(self, choices: Choices) -> Aux:
+    """Returns one loss per row [batch], with its coefficient, under a name, and metrics."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowBalance(RouterLoss):
+  """'balance': num_experts times the sum over experts of (share of the choices * mean probability) in a row, which is 1
+  for a uniform distribution (https://arxiv.org/abs/2101.03961, equation 4, for any number of choices).
+
+  Attributes:
+    coefficient: factor of the loss.
+    num_choices: number of choices of a token that count, the best first: 1 in GShard
+      (https://arxiv.org/abs/2006.16668). None: all.
+  """
+
+  coefficient: TunableNonNegative = 0.01
+  num_choices: Size | None = None
+
+  def __call__(self, choices):
+    k = self.num_choices or choices.expert.shape[-1]
+    num_tokens = jnp.maximum(choices.num_tokens, 1)[:, None]
+    share = choices.counts(k) / (k * num_tokens)
+    mean = choices.probabilities() / num_tokens
+    loss = choices.num_experts * (share * mean).sum(axis=-1)
+    return Aux({'balance': scalar(self.coefficient) * loss})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchBalance(RouterLoss):
+  """'batch_balance': the loss of `RowBalance` with shares and mean probabilities of all tokens of the batch, so that rows
+  may use different experts (https://arxiv.org/abs/2501.11873). Refused if a step splits the batch into micro-batches.
+
+  Attributes:
+    coefficient: factor of the loss.
+  """
+
+  coefficient: TunableNonNegative = 0.01
+
+  def __call__(self, choices):
+    parts = step_context().micro_batches
+    if parts > 1:
+      raise UserError(
+        f'BatchBalance compares all tokens of a batch, which Trainer.accumulate = {parts} splits: set it to 1, or '
+        'use RowBalance or LoadBias'
+      )
+    k, num_tokens = choices.expert.shape[-1], jnp.maximum(choices.num_tokens.sum(), 1)
+    share = choices.counts().sum(axis=0) / (k * num_tokens)
+    mean = choices.probabilities().sum(axis=0) / num_tokens
+    loss = scalar(self.coefficient) * choices.num_experts * (share * mean).sum()
+    return Aux({'batch_balance': jnp.broadcast_to(loss, choices.present.shape[:1])})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ZLoss(RouterLoss):
+  """'router_z': mean over the tokens of a row of the squared logarithm of the sum of exp(scores)
+  (https://arxiv.org/abs/2202.08906, equation 5), which keeps the scores small.
+
+  Attributes:
+    coefficient: factor of the loss.
+  """
+
+  coefficient: TunableNonNegative = 1e-3
+
+  def __call__(self, choices):
+    squares = jnp.square(jax.nn.logsumexp(choices.scores, axis=-1)) * choices.present
+    mean = squares.sum(axis=1) / jnp.maximum(choices.num_tokens, 1)
+    return Aux({'router_z': scalar(self.coefficient) * mean})
