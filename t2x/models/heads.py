@@ -110,6 +110,7 @@ class TiedHead(LogitHead):
     vocab_size: number of tokens.
     use_bias: adds a bias per token.
     scaled: divides the hidden vectors by sqrt(d_model) first (T5 1.0).
+    logit_scale: factor of the products with the table, before bias and cap (Cohere, Granite).
     soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
     chunk: number of tokens of each row per block of the loss; see `LogitHead`.
   """
@@ -121,16 +122,18 @@ class TiedHead(LogitHead):
     *,
     use_bias: bool = False,
     scaled: bool = False,
+    logit_scale: Positive = 1.0,
     soft_cap: Positive | None = None,
     chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.soft_cap, self.chunk = soft_cap, chunk
+    self.logit_scale, self.soft_cap, self.chunk = logit_scale, soft_cap, chunk
     self.scale = (d_model / build_context().width_ratio) ** -0.5 if scaled else 1.0
     self.bias = _token_bias(vocab_size, rngs) if use_bias else None
 
   def logits(self, x, embedding):
-    return _finish(embedding.attend(x * self.scale), self.bias, self.soft_cap)
+    products = embedding.attend(x * (self.scale * self.logit_scale))
+    return _finish(products, self.bias, self.soft_cap)
 
 
 class LMHead(LogitHead):
@@ -141,6 +144,7 @@ class LMHead(LogitHead):
     vocab_size: number of tokens.
     use_bias: adds a bias per token.
     init: initialiser of the projection.
+    logit_scale: factor of the products with the projection, before bias and cap (Granite).
     soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
     chunk: number of tokens of each row per block of the loss; see `LogitHead`.
   """
@@ -152,11 +156,13 @@ class LMHead(LogitHead):
     *,
     use_bias: bool = False,
     init: Initializer = normal(0.02),
+    logit_scale: Positive = 1.0,
     soft_cap: Positive | None = None,
     chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.vocab_size, self.soft_cap, self.chunk = vocab_size, soft_cap, chunk
+    self.vocab_size, self.logit_scale = vocab_size, logit_scale
+    self.soft_cap, self.chunk = soft_cap, chunk
     self.out = Linear(
       (d_model,),
       (padded_size(vocab_size),),
@@ -168,6 +174,7 @@ class LMHead(LogitHead):
     )
 
   def logits(self, x, embedding):
+    x = x * self.logit_scale
     products = float32_logits(x, self.out.kernel[...].astype(x.dtype), axis=0)
     return _finish(products[..., : self.vocab_size], self.out.bias, self.soft_cap)
 
@@ -182,6 +189,8 @@ class MaskedLMHead(LogitHead):
     embedding_dim: output width of the projection, which must be that of the embedding; None: d_model.
     activation: elementwise function.
     norm: builds the norm.
+    transform_bias: whether the projection has a bias (ModernBERT's has none, https://arxiv.org/abs/2412.13663).
+    use_bias: adds a bias per token.
     init: initialiser of the projection.
     soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
     chunk: number of tokens of each row per block of the loss; see `LogitHead`.
@@ -195,6 +204,8 @@ class MaskedLMHead(LogitHead):
     embedding_dim: Size | None = None,
     activation: Callable[[Array], Array] = gelu_exact,
     norm: Callable[..., Norm] = LayerNorm,
+    transform_bias: bool = True,
+    use_bias: bool = True,
     init: Initializer = normal(0.02),
     soft_cap: Positive | None = None,
     chunk: Chunk = 'auto',
@@ -203,9 +214,12 @@ class MaskedLMHead(LogitHead):
     self.soft_cap, self.chunk = soft_cap, chunk
     width, axis = (d_model, 'embed') if embedding_dim is None else (embedding_dim, 'factor')
     self.activation = activation
-    self.transform = Linear((d_model,), (width,), ('embed', axis), init=init, rngs=rngs)
+    axes = 'embed', axis
+    self.transform = Linear(
+      (d_model,), (width,), axes, init=init, use_bias=transform_bias, rngs=rngs
+    )
     self.norm = norm_over(axis, norm, width, rngs)
-    self.bias = _token_bias(vocab_size, rngs)
+    self.bias = _token_bias(vocab_size, rngs) if use_bias else None
 
   def logits(self, x, embedding):
     x = self.norm(self.activation(self.transform(x)))
