@@ -35,8 +35,8 @@ MUTATIONS = (
   ),
   Mutation(
     'layers-alibi-between-powers',
-    'between = 2.0 ** (-4.0 *',
-    'between = 2.0 ** (-8.0 *',
+    'between = np.arange(1, 2 * below + 1, 2) / (2 * below)',
+    'between = np.arange(1, 2 * below + 1, 2) / below',
     'tests/layers/positions/test_encoding.py tests/layers/positions/test_common.py',
   ),
   Mutation(

@@ -280,23 +280,34 @@ class T5Bias(PositionEncoding):
 class ALiBi(PositionEncoding):
   """Linear bias -slope * |query position - key position| on the scores, with a fixed slope for each head.
 
-  The slopes are 2^(-8 i / heads) for i = 1 .. heads. If the number of heads is not a power of two, they are
-  the slopes of the next lower power, then every second slope of the next higher power (BLOOM, MPT).
+  The slopes are factor * 2^(-max_exponent i / heads) for i = 1 .. heads. If the number of heads is not a power of
+  two, they are the slopes of the next lower power, then every second slope of the next higher power (BLOOM, MPT).
 
   Args:
     num_heads: number of heads of the attention.
+    factor: factor of all slopes; Falcon's is 1 / sqrt(head_dim), because it scales the sum of dot products and biases.
+    max_exponent: the lowest slope is factor * 2^-max_exponent (`alibi_bias_max` of MPT).
   """
 
-  def __init__(self, d_model: int, *, num_heads: int, rngs: nnx.Rngs):
-    self.num_heads = num_heads
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    factor: Positive = 1.0,
+    max_exponent: Positive = 8.0,
+    rngs: nnx.Rngs,
+  ):
+    self.num_heads, self.factor, self.max_exponent = num_heads, factor, max_exponent
 
   @property
   def slopes(self) -> Float[np.ndarray, ' heads']:
     """Slope of each head."""
     below = 2 ** int(math.log2(self.num_heads))
-    slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
-    between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
-    return np.concatenate([slopes, between[: self.num_heads - below]]).astype(np.float32)
+    exponents = np.arange(1, below + 1) / below
+    between = np.arange(1, 2 * below + 1, 2) / (2 * below)
+    exponents = np.concatenate([exponents, between[: self.num_heads - below]])
+    return (self.factor * 2.0 ** (-self.max_exponent * exponents)).astype(np.float32)
 
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
