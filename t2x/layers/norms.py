@@ -31,23 +31,31 @@ class LayerNorm(nnx.Module):
     d_model: size of the last dimension.
     epsilon: added to the variance.
     use_bias: whether to add a bias; PaLM and Cohere do not.
+    use_scale: whether to multiply by a learned scale; OLMo (https://arxiv.org/abs/2402.00838) has neither.
   """
 
   implements = (Norm,)
 
   def __init__(
-    self, d_model: int, *, epsilon: Epsilon = 1e-6, use_bias: bool = True, rngs: nnx.Rngs
+    self,
+    d_model: int,
+    *,
+    epsilon: Epsilon = 1e-6,
+    use_bias: bool = True,
+    use_scale: bool = True,
+    rngs: nnx.Rngs,
   ):
     self.epsilon = epsilon
-    self.scale = _vector(ones(), d_model, rngs)
+    self.scale = _vector(ones(), d_model, rngs) if use_scale else None
     self.bias = _vector(zeros(), d_model, rngs) if use_bias else None
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)
     y = y - y.mean(axis=-1, keepdims=True)
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
-    scale = with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
-    y = y * jax.lax.rsqrt(variance + self.epsilon) * scale
+    y = y * jax.lax.rsqrt(variance + self.epsilon)
+    if self.scale is not None:
+      y = y * with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
     if self.bias is not None:
       y = y + with_rank(self.bias[...].astype(Dtypes.reductions), y.ndim)
     return y.astype(x.dtype)
