@@ -151,14 +151,15 @@ class Linear(nnx.Module):
     *,
     init: Initializer,
     use_bias: bool = True,
+    bias_init: Initializer = nnx.initializers.zeros,
     kind: Kind = 'matrix',
     rngs: nnx.Rngs,
   ):
     self.num_inputs = len(inputs)
     matrix = math.prod(inputs), math.prod(outputs)
     self.kernel = param(init, (*inputs, *outputs), axes, rngs, kind=kind, matrix=matrix)
-    zeros, bias_axes = nnx.initializers.zeros, axes[len(inputs) :]
-    self.bias = param(zeros, outputs, bias_axes, rngs, kind='vector') if use_bias else None
+    axes = axes[len(inputs) :]
+    self.bias = param(bias_init, outputs, axes, rngs, kind='vector') if use_bias else None
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.kernel[...].astype(x.dtype)

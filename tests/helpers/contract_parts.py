@@ -72,7 +72,9 @@ from t2x.layers import (
   WithinGroups,
   XLPositions,
   ZLoss,
+  ones,
   sigmoid,
+  silu,
   zeros,
 )
 from t2x.layers.constraints import num_parts
@@ -161,7 +163,9 @@ PARTS = {
     'encoding': part(T5Bias, num_heads=4, bidirectional=True),
   },
   'attention with gated heads': {'build': part(attention, head_outputs=GatedHeads)},
-  'attention with a gate per head': {'build': part(attention, head_outputs=ScalarGatedHeads)},
+  'attention with a gate per head': {
+    'build': part(attention, head_outputs=part(ScalarGatedHeads, activation=silu, bias_init=ones()))
+  },
   'attention with forget gates': {
     'build': part(attention, num_kv_heads=2),
     'encoding': part(ForgetGate, num_heads=4),

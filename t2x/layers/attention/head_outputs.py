@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import ClassVar, Protocol, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -13,7 +12,8 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.base.widened import optional, widened
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import normal, xavier_uniform
+from t2x.layers.feed_forward.activations import sigmoid
+from t2x.layers.initializers import normal, xavier_uniform, zeros
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import LayerNorm, RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
@@ -49,13 +49,16 @@ class HeadOutputs(Protocol):
 
 
 class GatedHeads(nnx.Module):
-  """Multiplies each feature of the heads by a gate: y * sigmoid(x W) (Qiu et al. 2025,
-  https://arxiv.org/abs/2505.06708).
+  """Multiplies each feature of the heads by a gate: y * activation(x W) (Qiu et al. 2025,
+  https://arxiv.org/abs/2505.06708, with a sigmoid).
 
   Args:
     d_model: width of the attention layer's input.
     num_heads: number of query heads.
     head_dim: features per head.
+    activation: elementwise function of the gates; `silu` in RetNet (https://arxiv.org/abs/2307.08621).
+    bias_init: initialiser of a bias of the gates, such as `ones`, with which AlphaFold's gates start open. None: no
+      bias.
     kernel_init: initialiser of W.
   """
 
@@ -70,19 +73,30 @@ class GatedHeads(nnx.Module):
     num_heads: Size,
     head_dim: Size,
     *,
+    activation: Callable[[Array], Array] = sigmoid,
+    bias_init: Initializer | None = None,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
+    self.activation = activation
     axes, shape = ('embed', *self.axes), (num_heads, head_dim)[: len(self.axes)]
-    self.gate = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+    self.gate = Linear(
+      (d_model,),
+      shape,
+      axes,
+      init=kernel_init,
+      use_bias=bias_init is not None,
+      bias_init=bias_init or zeros(),
+      rngs=rngs,
+    )
 
   def __call__(self, y, x, call):
-    gate = jax.nn.sigmoid(self.gate(x))
+    gate = self.activation(self.gate(x))
     return y * gate.reshape(*y.shape[:3], -1)
 
 
 class ScalarGatedHeads(GatedHeads):
-  """Multiplies each head by one gate: y_h * sigmoid(x w_h), the head-wise gate of https://arxiv.org/abs/2505.06708.
+  """Multiplies each head by one gate: y_h * activation(x w_h), the head-wise gate of https://arxiv.org/abs/2505.06708.
 
   Arguments are those of `GatedHeads`; W is [d_model, num_heads].
   """
