@@ -38,21 +38,12 @@ class LayerNumbers:
   """The layers of a body, counted from 0, that use each copy of stacked parameters.
 
   Attributes:
-    first: the first layer that uses the first copy.
-    stride: number of layers from one use to the next: that of the blocks in the repeating group.
-    uses: number of layers that share a copy.
+    users: for each copy, the layers that use it.
     num_layers: number of layers of the body.
   """
 
-  first: int
-  stride: int
-  uses: int
+  users: tuple[tuple[int, ...], ...]
   num_layers: int
-
-  def of(self, copy: int) -> tuple[int, ...]:
-    """Returns the layers that use a copy."""
-    first = self.first + copy * self.uses * self.stride
-    return tuple(first + use * self.stride for use in range(self.uses))
 
 
 @dataclasses.dataclass(frozen=True)

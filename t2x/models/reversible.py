@@ -22,6 +22,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
+from t2x.models.orders import Order, sequence
 from t2x.models.stack import Stack, check_unread, randomness, reads_of, restrict_call
 
 __all__ = ['ReversibleStack', 'concatenated_streams', 'mean_of_streams']
@@ -117,11 +118,12 @@ class ReversibleStack(Stack):
     blocks: builders of the layers of one repeat: `Block` or `SublayerBlock` with wirings that add a branch
       (`BranchWiring`: `PreNorm`, `ReZero`, ..., but not `PostNorm`).
     num_groups: number of parameter sets; see `Stack`.
+    order: which repeats share a set; see `Stack`.
     stochastic_depth: probability of dropping the branches of the last layer; see `Stack`.
     merge: computes the output from both streams.
 
   Raises:
-    UserError: `num_layers` or `num_groups` does not divide evenly, or a block cannot be inverted.
+    UserError: `num_layers`, `num_groups` and `order` do not fit (see `Stack`), or a block cannot be inverted.
   """
 
   def __init__(
@@ -131,6 +133,7 @@ class ReversibleStack(Stack):
     num_layers: Size,
     blocks: Annotated[Sequence[Callable[..., Layer]], NonEmpty] = (Block,),
     num_groups: Size | None = None,
+    order: Order | Sequence[int] = sequence,
     stochastic_depth: TunableRate = 0.0,
     merge: Merge = mean_of_streams,
     rngs: nnx.Rngs,
@@ -140,6 +143,7 @@ class ReversibleStack(Stack):
       num_layers=num_layers,
       blocks=blocks,
       num_groups=num_groups,
+      order=order,
       stochastic_depth=stochastic_depth,
       rngs=rngs,
     )
@@ -174,10 +178,10 @@ class ReversibleStack(Stack):
     per_repeat = numbers, keys, rates
     branches, arrays = self._branches(x, call, per_repeat)
     stream = self.start(x, self.blocks)
-    leaves = [jax.tree.leaves(block) for block in self.blocks]
-    grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
+    blocks = self.sets.each(self.blocks, self.sets.uses)
+    leaves = [jax.tree.leaves(block) for block in blocks]
     pair, losses, metrics = reversible_scan(
-      branches, (stream.first, stream.second), leaves, arrays, grouped
+      branches, (stream.first, stream.second), leaves, arrays, self.sets.in_runs(per_repeat)
     )
     parts = [Aux(*values) for values in zip(losses, metrics, strict=True)]
     aux = jax.tree.map(lambda a: a.sum(axis=(0, 1)), functools.reduce(operator.add, parts))

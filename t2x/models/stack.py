@@ -1,6 +1,6 @@
 """A repeating sequence of blocks, whose parameters are stacked and scanned over the repeats.
 
-Examples: dense and local blocks in turn as in GPT-3, one shared group as in ALBERT
+Examples: dense and local blocks in turn as in GPT-3, one shared parameter set as in ALBERT
 (https://arxiv.org/abs/1909.11942), stochastic depth as in https://arxiv.org/abs/1603.09382.
 """
 
@@ -28,6 +28,7 @@ from t2x.layers.keys import fold_in
 from t2x.layers.streams import Copies
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, LayerStack
+from t2x.models.orders import Order, SharedSets, sequence
 from t2x.models.remat import POLICIES, check_remat
 
 __all__ = ['Stack']
@@ -77,8 +78,11 @@ class Stack(nnx.Module):
     d_model: width of the residual stream.
     num_layers: total number of layers, a multiple of the number of `blocks`.
     blocks: builders of the layers of one repeat.
-    num_groups: number of parameter sets; neighbouring repeats share one (ALBERT's `num_hidden_groups`;
-      1: all repeats share one set). None: each repeat has its own.
+    num_groups: number of parameter sets (ALBERT's `num_hidden_groups`; 1: all repeats share one set). None: the
+      number of sets in `order`, or one per repeat.
+    order: which repeats share a parameter set, and in which order the sets run: `sequence` (neighbours share one),
+      `cycle`, `cycle_reverse`, or the index of the set of each repeat, such as (0, 1, 1, 2). A step copies a set that
+      runs again after another one, so that it needs the memory of a stack that shares nothing.
     unroll: number of repeats per iteration of the scan. 1 compiles fastest; `num_layers` runs fastest. None: 1,
       but on GPUs all of at most 32 repeats.
     remat: rematerialisation policy. None saves all activations; 'full' saves only the inputs of each
@@ -90,7 +94,8 @@ class Stack(nnx.Module):
       it grows linearly from 0 at the first layer of the body, through all stages of `Stages`.
 
   Raises:
-    UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown or has no effect.
+    UserError: `num_layers` does not divide evenly, `num_groups` and `order` do not fit the repeats, or `remat` is
+      unknown or has no effect.
   """
 
   implements = (LayerStack,)
@@ -105,6 +110,7 @@ class Stack(nnx.Module):
     num_layers: Size,
     blocks: Annotated[Sequence[Callable[..., Layer]], NonEmpty] = (Block,),
     num_groups: Size | None = None,
+    order: Order | Sequence[int] = sequence,
     unroll: Size | None = None,
     remat: str | None = None,
     stochastic_depth: TunableRate = 0.0,
@@ -117,33 +123,28 @@ class Stack(nnx.Module):
       )
     self.d_model = self.output_dim = d_model
     self.num_repeats = num_layers // len(blocks)
-    num_groups = num_groups or self.num_repeats
-    if self.num_repeats % num_groups:
-      raise UserError(
-        f'{name}.num_groups = {num_groups}: must divide {self.num_repeats}, the number of repeats of '
-        f'{name}.blocks'
-      )
+    self.sets = SharedSets.of(name, self.num_repeats, num_groups, order)
     self.num_layers = num_layers
-    self.num_groups = num_groups
     self.unroll = unroll
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
     # Layers are numbered through the body, of which the stack may be one stage.
     self.first_layer, self.body_layers = build_context().stage or (0, num_layers)
-    layers_per_group = num_layers // num_groups
+    users = [self.sets.repeats(group) for group in range(self.sets.num_sets)]
 
     def repeat(group, keys):
       built = []
       for place, block in enumerate(blocks):
         first = self.first_layer + place
-        numbers = LayerNumbers(first, len(blocks), self.num_repeats // num_groups, self.body_layers)
-        with building(layer=first + group * layers_per_group, layers=numbers):
+        layers = tuple(tuple(first + r * len(blocks) for r in repeats) for repeats in users)
+        layer = jnp.asarray([own[0] for own in layers])[group]
+        with building(layer=layer, layers=LayerNumbers(layers, self.body_layers)):
           built.append(block(d_model, rngs=keys))
       return nnx.List(built)
 
     with building(num_layers=self.body_layers, stage=None):
-      self.blocks = stacked(repeat, num_groups, rngs)
+      self.blocks = stacked(repeat, self.sets.num_sets, rngs)
       self.ends = _stream_ends(self.blocks, d_model, rngs)
     if remat is not None:
       check_remat(remat, self.blocks)
@@ -158,12 +159,10 @@ class Stack(nnx.Module):
     """
     if source is not None:
       check_unread(Call(source.tokens, source=source), reads_of(self.blocks))
-    per_repeat = self.num_repeats // self.num_groups
 
     def of_repeats(block):
       own = source if 'source' in block.reads else None
-      caches = jax.vmap(lambda b: b.init_cache(batch, num_slots, dtype, own))(block)
-      return jax.tree.map(lambda leaf: jnp.repeat(leaf, per_repeat, axis=0), caches)
+      return self.sets.each(jax.vmap(lambda b: b.init_cache(batch, num_slots, dtype, own))(block))
 
     return [of_repeats(block) for block in self.blocks]
 
@@ -182,12 +181,11 @@ class Stack(nnx.Module):
 
   def unstacked(self) -> 'Layers':
     """Returns the layers separately, for loops that should not slice stacked parameters at each step."""
-    per_group = self.num_repeats // self.num_groups
     groups = [
       [jax.tree.map(lambda a, group=group: a[group], block) for block in self.blocks]
-      for group in range(self.num_groups)
+      for group in range(self.sets.num_sets)
     ]
-    layers = [block for r in range(self.num_repeats) for block in groups[r // per_group]]
+    layers = [block for group in self.sets.order for block in groups[group]]
     stack = replace_parts(self, blocks=nnx.List([]))
     return Layers(layers, len(self.blocks), stack)
 
@@ -236,35 +234,10 @@ class Stack(nnx.Module):
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
     stream = self.start(x, self.blocks)
-    if self.num_groups == self.num_repeats:
-      stream, (cache, aux, recorded) = jax.lax.scan(
-        lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
-        stream,
-        (self.blocks, per_repeat),
-        unroll=self._unroll(),
-      )
-    else:
-      stream, (cache, aux, recorded) = self._scan_groups(repeat, stream, per_repeat)
+    stream, (cache, aux, recorded) = self.sets.scan(
+      repeat, stream, self.blocks, per_repeat, self._unroll()
+    )
     return Result(self.finish(stream), cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
-
-  def _scan_groups(self, repeat, stream, per_repeat):
-    """Scans over groups, and within each group over the repeats that share its parameters."""
-
-    length = self.num_repeats // self.num_groups
-
-    def group(stream, inputs):
-      blocks, group_inputs = inputs
-      return jax.lax.scan(
-        lambda stream, repeat_inputs: repeat(blocks, stream, repeat_inputs),
-        stream,
-        group_inputs,
-        length=length,
-        unroll=self._unroll(),
-      )
-
-    grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
-    stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
-    return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
   def _unroll(self) -> int:
     """Returns the number of repeats per iteration of the scan."""

@@ -98,7 +98,6 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
       )
     numbers: LayerNumbers | None = metadata['layers']
     stacked = metadata.get('stacked', ())
-    copies = shape[_layer_axis(stacked)] if numbers else 0
     yield ParamInfo(
       prefix + name,
       axes=metadata['axes'],
@@ -106,7 +105,7 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
       kind=metadata['kind'],
       matrix=metadata['matrix'],
       stacked=stacked,
-      layers=tuple(map(numbers.of, range(copies))) if numbers else None,
+      layers=numbers.users if numbers else None,
       num_layers=numbers.num_layers if numbers else 0,
       keep_float32=metadata['keep_float32'],
     )

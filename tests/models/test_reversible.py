@@ -84,7 +84,7 @@ def reference(stack, x, call):
   losses = 0.0
   for layer in range(stack.num_layers):
     repeat, place = divmod(layer, len(stack.blocks))
-    group = repeat * stack.num_groups // stack.num_repeats
+    group = stack.sets.order[repeat]
     one = jax.tree.map(lambda a, group=group: a[group], stack.blocks[place])
     key = None if call.key is None else jax.random.fold_in(call.key, repeat)
     own = dataclasses.replace(

@@ -82,7 +82,7 @@ def by_hand(stack, x):
   """The layers one after the other, outside of a stack."""
   first, x = None, double(x)
   for repeat in range(stack.num_repeats):
-    group = repeat * stack.num_groups // stack.num_repeats
+    group = stack.sets.order[repeat]
     for stacked in stack.blocks:
       layer = jax.tree.map(lambda leaf, group=group: leaf[group], stacked)
       h = double(layer.mixer_wiring.norm(jnp.asarray(x, jnp.float32)))
