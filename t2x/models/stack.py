@@ -124,14 +124,14 @@ class Stack(nnx.Module):
     self.d_model = self.output_dim = d_model
     self.num_repeats = num_layers // len(blocks)
     self.sets = SharedSets.of(name, self.num_repeats, num_groups, order)
-    self.num_layers = num_layers
+    self.num_layers, self.num_groups = num_layers, self.sets.num_sets
     self.unroll = unroll
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
     # Layers are numbered through the body, of which the stack may be one stage.
     self.first_layer, self.body_layers = build_context().stage or (0, num_layers)
-    users = [self.sets.repeats(group) for group in range(self.sets.num_sets)]
+    users = [self.sets.repeats(group) for group in range(self.num_groups)]
 
     def repeat(group, keys):
       built = []
@@ -144,7 +144,7 @@ class Stack(nnx.Module):
       return nnx.List(built)
 
     with building(num_layers=self.body_layers, stage=None):
-      self.blocks = stacked(repeat, self.sets.num_sets, rngs)
+      self.blocks = stacked(repeat, self.num_groups, rngs)
       self.ends = _stream_ends(self.blocks, d_model, rngs)
     if remat is not None:
       check_remat(remat, self.blocks)
@@ -183,7 +183,7 @@ class Stack(nnx.Module):
     """Returns the layers separately, for loops that should not slice stacked parameters at each step."""
     groups = [
       [jax.tree.map(lambda a, group=group: a[group], block) for block in self.blocks]
-      for group in range(self.sets.num_sets)
+      for group in range(self.num_groups)
     ]
     layers = [block for group in self.sets.order for block in groups[group]]
     stack = replace_parts(self, blocks=nnx.List([]))
