@@ -30,6 +30,7 @@ from t2x.layers.feed_forward.balancing import *
 from t2x.layers.feed_forward.dispatch import *
 from t2x.layers.feed_forward.experts import *
 from t2x.layers.feed_forward.mlp import *
+from t2x.layers.feed_forward.projection import *
 from t2x.layers.feed_forward.routing import *
 from t2x.layers.initializers import *
 from t2x.layers.interfaces import *

@@ -1,6 +1,6 @@
 """Functions of parts that consist of several named parts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.interfaces import ExtrasSublayer, Source
+from t2x.layers.interfaces import ExtrasSublayer, Source, Wiring
 from t2x.layers.positions.encoding import PositionEncoding, held_features
 
 Part = TypeVar('Part')
@@ -27,6 +27,27 @@ def set_part(module: nnx.Module, name: str, part: Any) -> None:
       'choose another name'
     )
   setattr(module, name, part)
+
+
+def wirings_of(
+  part: Any,
+  wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]],
+  names: Iterable[str],
+) -> Mapping[str, Callable[..., Wiring]]:
+  """Returns the builder of the wiring of each sublayer of a part, from one for all or one for each name.
+
+  Raises:
+    UserError: the names are not those of the sublayers.
+  """
+  names = list(names)
+  wirings = wiring if isinstance(wiring, Mapping) else dict.fromkeys(names, wiring)
+  if wirings.keys() != set(names):
+    kind = type(part).__name__
+    raise UserError(
+      f'{kind}.wiring has the names {", ".join(wirings)}, but the sublayers are {", ".join(names)}: give '
+      'each sublayer its wiring'
+    )
+  return wirings
 
 
 def least_max_length(parts: Iterable[Any]) -> int | None:

@@ -12,12 +12,12 @@ from jaxtyping import Array, Float
 
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
-from t2x.layers.dtypes import broadcast
+from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.one_cpu import project
 
-__all__ = ['Initializer', 'Linear', 'dropout', 'param']
+__all__ = ['Initializer', 'Linear', 'WeightNormLinear', 'dropout', 'param']
 
 Initializer = Callable[..., Array]
 Key = Array
@@ -161,12 +161,53 @@ class Linear(nnx.Module):
     axes = axes[len(inputs) :]
     self.bias = param(bias_init, outputs, axes, rngs, kind='vector') if use_bias else None
 
+  def weight(self) -> Float[Array, '...']:
+    """Returns the array [*inputs, *outputs] that multiplies the input."""
+    return self.kernel[...]
+
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
-    kernel = self.kernel[...].astype(x.dtype)
+    kernel = self.weight().astype(x.dtype)
     y = project(flatten_rows(x, self.num_inputs), kernel, self.num_inputs)
     if self.bias is not None:
       y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y.reshape(*x.shape[: x.ndim - self.num_inputs], *kernel.shape[self.num_inputs :])
+
+
+class WeightNormLinear(Linear):
+  """Linear projection with weight normalisation: the weights of each output are gain * v / |v|, with the kernel v
+  (Salimans and Kingma 2016, https://arxiv.org/abs/1602.07868).
+
+  The initial gain is |v|, so that the initial weights are those of `Linear`. The part that is built with it passes all
+  arguments, which are those of `Linear`.
+  """
+
+  def __init__(
+    self,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    axes: Sequence[str | None],
+    init: Initializer,
+    use_bias: bool,
+    kind: Kind,
+    *,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(inputs, outputs, axes, init=init, use_bias=use_bias, kind=kind, rngs=rngs)
+
+    def norms(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
+      return self._norms().reshape(shape).astype(dtype)
+
+    gain_axes = axes[len(inputs) :]
+    self.gain = param(norms, outputs, gain_axes, rngs, kind='vector', keep_float32=True)
+
+  def _norms(self) -> Float[Array, '...']:
+    """Returns |v| of each output, [1, ..., *outputs]."""
+    squares = jnp.square(self.kernel[...].astype(Dtypes.reductions))
+    return jnp.sqrt(squares.sum(axis=range(self.num_inputs), keepdims=True))
+
+  def weight(self):
+    v = self.kernel[...].astype(Dtypes.reductions)
+    return v * (with_rank(self.gain[...].astype(Dtypes.reductions), v.ndim) / self._norms())
 
 
 def with_defaults(constructor: Callable[..., None], **defaults: Any) -> Any:

@@ -41,6 +41,7 @@ from t2x.layers.composites import (
   least_max_length,
   recorded_by,
   set_part,
+  wirings_of,
 )
 from t2x.layers.initializers import building
 from t2x.layers.interfaces import reads_encoding, without_encoding
@@ -82,12 +83,7 @@ class SublayerBlock(nnx.Module):
     kind = type(self).__name__
     self.pattern = pattern
     self.names = tuple(sublayers)
-    wirings = wiring if isinstance(wiring, Mapping) else dict.fromkeys(sublayers, wiring)
-    if wirings.keys() != sublayers.keys():
-      raise UserError(
-        f'{kind}.wiring has the names {", ".join(wirings)}, but the sublayers are {", ".join(sublayers)}: give '
-        'each sublayer its wiring'
-      )
+    wirings = wirings_of(self, wiring, sublayers)
     with building(num_branches=len(sublayers)):
       for index, (name, build) in enumerate(sublayers.items()):
         with building(branch=index):

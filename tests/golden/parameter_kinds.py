@@ -94,6 +94,12 @@ PARTS = [
   *_width(layers.RoutingAttention, num_heads=H, num_clusters=2, window=3),
   *_width(layers.RecurrentDecoder, layers.ConvS2SAttention),
   *_width(layers.LightweightConvolution, layers.DynamicConvolution, num_heads=H, kernel_size=3),
+  *(
+    partial(part, W, linear=layers.WeightNormLinear)
+    for part in (layers.GatedConvolution, layers.Projection, layers.ConvS2SAttention)
+  ),
+  *_width(layers.ScaledGradient, factor=0.5),
+  *_width(layers.Sequential, parts={'mixer': layers.GatedConvolution}),
   *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
   *_free(partial(layers.ConvBias, window=3)),
   *_free(*(partial(b, max_length=N) for b in (layers.FullBias, layers.FactorizedBias))),
@@ -117,7 +123,8 @@ PARTS = [
   *_width(layers.PatchEmbedding, patch_size=2),
   *_width(layers.AudioStem, num_features=3),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
-  *_width(layers.LayerScale, layers.NoNorm, layers.Plain, layers.FixupWiring),
+  *_width(layers.LayerScale, layers.NoNorm, layers.Plain, layers.ScaledResidual),
+  *_width(layers.FixupWiring),
   *_width(layers.ReZero, norm=layers.RMSNorm),
   *_width(layers.HyperConnections, layers.DynamicHyperConnections, layers.ResiDual),
   *(

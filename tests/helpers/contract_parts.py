@@ -31,6 +31,7 @@ from t2x.layers import (
   ForgetGate,
   FromSource,
   FullBias,
+  GatedConvolution,
   GatedDeltaNet,
   GatedHeads,
   GatedMLP,
@@ -59,6 +60,8 @@ from t2x.layers import (
   RoPE,
   RoutingAttention,
   ScalarGatedHeads,
+  ScaledResidual,
+  Sequential,
   SharedValues,
   ShawPositions,
   SinkhornAttention,
@@ -68,6 +71,7 @@ from t2x.layers import (
   TalkingHeads,
   TokenShift,
   TopK,
+  WeightNormLinear,
   Windowed,
   WithinGroups,
   XLPositions,
@@ -115,6 +119,17 @@ PARTS = {
   },
   'dynamic convolution': {
     'build': part(DynamicConvolution, num_heads=4, kernel_size=3, dropout_rate=0.1)
+  },
+  'gated convolution': {'build': GatedConvolution},
+  'dilated convolution with weight normalisation': {
+    'build': part(GatedConvolution, kernel_size=4, dilation=2, linear=WeightNormLinear)
+  },
+  'convolution before an attention to the source': {
+    'build': part(
+      Sequential,
+      parts={'mixer': GatedConvolution, 'cross': ConvS2SAttention},
+      wiring=part(ScaledResidual, dropout_rate=0.1),
+    )
   },
   'Linformer': {
     'build': part(Linformer, num_heads=4, max_length=12, projected_length=5, dropout_rate=0.1)

@@ -126,6 +126,7 @@ class ConvS2SAttention(_OneHead):
 
   Args:
     d_model: width of the input and of the source.
+    linear: builds both projections, such as `WeightNormLinear`. None: `Linear`.
     use_bias: whether both projections have biases.
     kernel_init: initialiser of both projections.
   """
@@ -136,15 +137,15 @@ class ConvS2SAttention(_OneHead):
     self,
     d_model: int,
     *,
+    linear: Callable[..., Linear] | None = None,
     use_bias: bool = True,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     self.scores = DotProductScores(1, d_model, rngs=rngs)
-    linear = functools.partial(
-      Linear, (d_model,), (d_model,), init=kernel_init, use_bias=use_bias, rngs=rngs
-    )
-    self.q, self.out = linear(('embed', 'head_dim')), linear(('head_dim', 'embed'))
+    settings = {'init': kernel_init, 'use_bias': use_bias, 'kind': 'matrix', 'rngs': rngs}
+    build = functools.partial(linear or Linear, (d_model,), (d_model,), **settings)
+    self.q, self.out = build(('embed', 'head_dim')), build(('head_dim', 'embed'))
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
     """Returns the input of the first layer; see `ExtrasSublayer`."""

@@ -1,5 +1,5 @@
-"""Lightweight and dynamic convolutions, which replace self-attention (Wu et al. 2019,
-https://arxiv.org/abs/1901.10430)."""
+"""Convolutions that replace self-attention: lightweight and dynamic (Wu et al. 2019, https://arxiv.org/abs/1901.10430),
+and over all features (Gehring et al. 2017, https://arxiv.org/abs/1705.03122)."""
 
 import dataclasses
 import functools
@@ -20,13 +20,13 @@ from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
-from t2x.layers.initializers import xavier_uniform
+from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.tokens import Tokens
 
-__all__ = ['DynamicConvolution', 'LightweightConvolution']
+__all__ = ['DynamicConvolution', 'GatedConvolution', 'LightweightConvolution']
 
 
 class _Convolution(nnx.Module):
@@ -167,6 +167,71 @@ class DynamicConvolution(_Convolution):
   def logits(self, x: Hidden) -> Float[Array, 'batch length heads taps']:
     """Predicts the kernels of each token from its vector."""
     return self.kernel(x)
+
+
+class GatedConvolution(nnx.Module):
+  """Convolution over all features and a gated linear unit: a * sigmoid(b), where each token's [a, b] is a linear function
+  of it and its neighbours (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.2).
+
+  Which neighbours contribute is decided as in `LightweightConvolution`. Layers whose dilations are 1, 2, 4, ... reach
+  exponentially many tokens (ByteNet, https://arxiv.org/abs/1610.10099).
+
+  Args:
+    d_model: width of the input and output.
+    kernel_size: number of taps.
+    dilation: distance between the tokens of neighbouring taps.
+    linear: builds the linear function, such as `WeightNormLinear`. None: `Linear`.
+    kernel_init: initialiser of the kernel [kernel_size * d_model, 2 * d_model]. The default keeps the variance of the
+      input; the paper multiplies it by the probability with which dropout keeps an input.
+  """
+
+  implements = (Sublayer,)
+  reads = frozenset({'pattern'})
+  max_length: int | None = None
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    kernel_size: Size = 3,
+    dilation: Size = 1,
+    linear: Callable[..., Linear] | None = None,
+    kernel_init: Initializer = variance_scaling(4.0, 'fan_in', 'normal'),
+    rngs: nnx.Rngs,
+  ):
+    self.d_model, self.kernel_size, self.dilation = d_model, kernel_size, dilation
+    axes = 'taps', 'embed', 'gates', 'mlp'
+    settings = {'init': kernel_init, 'use_bias': True, 'kind': 'filter', 'rngs': rngs}
+    self.gates = (linear or Linear)((kernel_size, d_model), (2, d_model), axes, **settings)
+
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> 'RecentTokens':
+    """Returns an empty cache for the tokens within reach of the kernel."""
+    size = self.dilation * (self.kernel_size - 1)
+    return RecentTokens.empty(batch, size, (self.d_model,), dtype)
+
+  def __call__(self, x: Hidden, call: Call, cache: 'RecentTokens | None' = None) -> Result:
+    """Convolves each token with its neighbours in `x` and in the cache.
+
+    Raises:
+      UserError: the call has a source.
+    """
+    check_no_source(self, call)
+    before = taps_before(call.pattern, self.kernel_size)
+
+    def convolved(x: Array, tokens: Tokens, order: Array | None) -> Array:
+      check_reads(call.pattern, tokens, tokens)
+      taps = []
+      for tap in range(self.kernel_size):
+        offset = self.dilation * (tap - before)
+        visible = is_visible(offset, x.shape[1], tokens, call.pattern)
+        taps.append(jnp.where(visible, jnp.roll(x, -offset, axis=1), 0))
+      a, b = jnp.moveaxis(self.gates(jnp.stack(taps, axis=2)), -2, 0)
+      return a * jax.nn.sigmoid(b)
+
+    y, cache = apply_with_recent(convolved, x, call.tokens, cache)
+    return Result(constrain(y, 'batch', 'length', 'embed'), cache)
 
 
 def is_visible(

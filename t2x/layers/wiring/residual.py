@@ -33,6 +33,7 @@ __all__ = [
   'PreNorm',
   'ReZero',
   'Sandwich',
+  'ScaledResidual',
 ]
 
 
@@ -138,6 +139,24 @@ class Plain(NormedWiring):
 
   def connect(self, x, branch):
     return branch(x)
+
+
+class ScaledResidual(Plain):
+  """Residual connection without a norm: sqrt(0.5) * (x + sublayer(dropout(x))), whose variance is that of x if both terms
+  have the same and are independent (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.4).
+
+  Args:
+    d_model: width of the residual stream.
+    dropout_rate: dropout on the sublayer's input.
+  """
+
+  def _branch(self, x, sublayer, key, keep):
+    result = sublayer(dropout(x, self.dropout_rate, key))
+    return dataclasses.replace(result, x=apply_rates(result.x, 0.0, None, keep))
+
+  def connect(self, x, branch):
+    result = branch(x)
+    return dataclasses.replace(result, x=0.5**0.5 * (x + result.x))
 
 
 class PreNorm(_Residual):

@@ -22,6 +22,7 @@ from t2x.layers import (
   ReZero,
   RMSNorm,
   Sandwich,
+  ScaledResidual,
   Tokens,
   fixup,
   he_normal,
@@ -242,6 +243,20 @@ def test_a_deep_network_starts_as_the_identity_and_its_first_step_does_not_grow_
     return float(jnp.square(run(stepped) - X).mean() ** 0.5)
 
   assert 0.5 < change(16) / change(4) < 2
+
+
+def test_a_scaled_residual_is_its_formula_with_dropout_of_the_input():
+  wiring = ScaledResidual(8, dropout_rate=0.5, rngs=nnx.Rngs(0))
+  y = wiring(X, double).x
+  np.testing.assert_allclose(y, np.sqrt(0.5) * (X + 2.0 * X + 1.0), atol=1e-6)
+  seen = []
+  wiring(X, lambda h: (seen.append(h), double(h))[1], jax.random.key(1))
+  dropped = np.asarray(seen[0] == 0)
+  assert 0.3 < dropped.mean() < 0.7
+  np.testing.assert_allclose(seen[0], np.where(dropped, 0, 2.0 * X), atol=1e-6)
+  keep = jnp.asarray([0.0, 1.0, 2.0])[:, None, None]
+  y = wiring(X, double, None, keep).x
+  np.testing.assert_allclose(y, np.sqrt(0.5) * (X + keep * (2.0 * X + 1.0)), atol=1e-6)
 
 
 @pytest.mark.parametrize(('kind', 'shape'), [(ReZero, ()), (FixupWiring, ()), (LayerScale, (8,))])
