@@ -16,12 +16,13 @@ from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.one_cpu import project
+from t2x.layers.rules import Rule
 
 __all__ = ['Initializer', 'Linear', 'WeightNormLinear', 'dropout', 'param']
 
 Initializer = Callable[..., Array]
 Key = Array
-Kind = Literal['matrix', 'table', 'filter', 'vector', 'scalar', 'identity']
+Kind = Literal['matrix', 'table', 'filter', 'vector', 'scalar', 'identity', 'rule']
 
 
 def param(
@@ -33,6 +34,7 @@ def param(
   kind: Kind | None = None,
   matrix: tuple[int, int] | None = None,
   keep_float32: bool = False,
+  rule: Rule | None = None,
 ) -> nnx.Param:
   """Creates a float32 parameter annotated with what it is; nothing else decides how it is trained.
 
@@ -44,6 +46,7 @@ def param(
   | vector | added to or multiplied with features: biases, norms, null keys, prompts, centroids | no | Adam |
   | scalar | a single number | no | Adam |
   | identity | starts as a neutral element, which decay would destroy: mixtures of streams or heads | no | Adam |
+  | rule | has no gradient and no optimizer state: `rule` moves it after each step (`t2x.layers.rules`) | no | the rule |
 
   Vectors per head (Transformer-XL's u and v, null keys and values, the w of additive scores) stay vectors: their
   published code has one vector or does not decay them. Class tokens and prompts are not decayed (DeiT).
@@ -60,12 +63,13 @@ def param(
     matrix: (inputs, outputs) of a matrix that multiplies hidden vectors, with which the initialiser is called. If
       the parameter is larger, it is several matrices, each with a key of its own. None: not such a matrix.
     keep_float32: whether a step computes with the parameter in float32 instead of casting it to the compute
-      dtype (see `Dtypes`).
+      dtype (see `Dtypes`); always for kind 'rule'.
+    rule: what moves a parameter of kind 'rule'.
 
   Raises:
-    ValueError: `axes` do not fit the shape, `kind` is missing or unknown, or a matrix has no `matrix`.
+    ValueError: `axes` do not fit the shape, `kind` is missing or unknown, or `matrix` or `rule` does not fit it.
   """
-  kind = _kind_of(shape, axes, kind, matrix)
+  kind = _kind_of(shape, axes, kind, matrix, rule)
   metadata: dict[str, Any] = {}
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape), tuple(axes), matrix)
@@ -77,7 +81,8 @@ def param(
     kind=kind,
     matrix=matrix,
     layers=build_context().layers,
-    keep_float32=keep_float32,
+    keep_float32=keep_float32 or kind == 'rule',
+    rule=rule,
     **metadata,
   )
 
@@ -87,6 +92,7 @@ def _kind_of(
   axes: Sequence[str | None],
   kind: Kind | None,
   matrix: tuple[int, int] | None,
+  rule: Rule | None,
 ) -> Kind:
   """Returns the kind of a parameter; see `param`."""
   call, kinds = f'param(shape={tuple(shape)}, axes={tuple(axes)})', get_args(Kind)
@@ -98,6 +104,8 @@ def _kind_of(
     raise ValueError(f'{call}: kind {kind!r} must be one of {", ".join(kinds)}')
   if kind == 'matrix' and matrix is None:
     raise ValueError(f"{call} of kind 'matrix' needs matrix=(inputs, outputs)")
+  if (kind == 'rule') != (rule is not None):
+    raise ValueError(f"{call}: kind 'rule' and a rule need each other")
   return kind or 'matrix'
 
 

@@ -109,6 +109,7 @@ class Groups:
 
   Attributes:
     trained: metadata of the trained parameters; of a partly frozen parameter, that of the trained layers.
+    ruled: metadata of the parameters that rules move, as for `trained`.
     frozen: metadata of the frozen parameters; of a partly frozen parameter, that of the frozen layers.
     rates: factor of the learning rate (a number, or an array that broadcasts to the trained part), or
       the schedule that replaces it; parameters with factor 1 are omitted.
@@ -126,18 +127,20 @@ class Groups:
     for number, group in enumerate(groups):
       self._assign(number, group)
     self.trained: dict[str, ParamInfo] = {}
+    self.ruled: dict[str, ParamInfo] = {}
     self.frozen: dict[str, ParamInfo] = {}
     self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, info in infos.items():
       is_frozen = np.array([n >= 0 and groups[n].frozen for n in self._group_indices[name].ravel()])
+      own = self.trained if info.rule is None else self.ruled
       if not is_frozen.any():
-        self.trained[name] = info
+        own[name] = info
       elif is_frozen.all():
         self.frozen[name] = info
       else:
         rows = np.flatnonzero(~is_frozen), np.flatnonzero(is_frozen)
         self._rows[name] = rows
-        self.trained[name], self.frozen[name] = map(info.rows, rows)
+        own[name], self.frozen[name] = map(info.rows, rows)
     if not self.trained:
       raise UserError(
         'Trainer.groups freezes every parameter: leave at least one parameter to train'
@@ -158,13 +161,14 @@ class Groups:
         raise UserError(
           f'Group.rate = {group.rate}: {info.name} is not in a layer: put it in a group with a number'
         )
-      count += int(free.sum())
+      # Rates have no effect on parameters that rules move.
+      count += int(free.sum()) if group.frozen or info.rule is None else 0
       self._group_indices[info.name][free] = number
     if not count:
       where = '' if group.layers is None else f' in layers {group.layers}'
       raise UserError(
         f'Group.match = {group.match!r} has no effect: earlier groups match all of its parameters{where}, '
-        'or there are none; change or remove it'
+        'rules move them, or there are none; change or remove it'
       )
 
   def _rate(self, name: str) -> Rate | None:
@@ -190,9 +194,14 @@ class Groups:
     following = len(info.shape) - 1 - info.layer_axis
     return np.array(factors, np.float32).reshape(-1, *[1] * following)
 
+  @property
+  def in_state(self) -> dict[str, ParamInfo]:
+    """Metadata of the parameters of a train state: those that are trained or moved by rules."""
+    return self.trained | self.ruled
+
   def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
-    """Splits all parameters into trained and frozen ones."""
-    trained = {name: params[name] for name in self.trained}
+    """Splits all parameters into those of the train state and frozen ones."""
+    trained = {name: params[name] for name in self.in_state}
     frozen = {name: params[name] for name in self.frozen}
     for name, (trained_rows, frozen_rows) in self._rows.items():
       at = (slice(None),) * self.infos[name].layer_axis

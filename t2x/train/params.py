@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from t2x.layers.arrays import named_variables
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import LayerNumbers
 from t2x.layers.parameters import Kind
+from t2x.layers.rules import Rule
 
 Params = dict[str, Any]
 
@@ -36,6 +37,7 @@ class ParamInfo:
       (several if layers share parameters); None outside of stacks of layers.
     num_layers: number of layers of the body; 0 outside of stacks of layers.
     keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
+    rule: what moves a parameter of kind 'rule'; None for other parameters.
   """
 
   name: str
@@ -47,6 +49,7 @@ class ParamInfo:
   layers: tuple[tuple[int, ...], ...] | None = None
   num_layers: int = 0
   keep_float32: bool = False
+  rule: Rule | None = None
 
   @property
   def size(self) -> int:
@@ -78,6 +81,14 @@ class ParamInfo:
     start = next(i for i in range(first, end) if math.prod(self.shape[i:middle]) == inputs)
     return tuple(range(start, middle)), tuple(range(middle, end))
 
+  def moved(self, value: Any, statistic: Any) -> Any:
+    """Returns a parameter of kind 'rule' after a step, each stacked copy by itself."""
+    assert self.rule is not None
+    move: Callable[..., Any] = self.rule
+    for _ in self.stacked:
+      move = jax.vmap(move)
+    return move(value, statistic)
+
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
     """Returns the metadata of the slice with these indices of the dimension of stacked layers."""
     layers, shape = self.layers and tuple(self.layers[i] for i in indices), list(self.shape)
@@ -108,6 +119,7 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
       layers=numbers.users if numbers else None,
       num_layers=numbers.num_layers if numbers else 0,
       keep_float32=metadata['keep_float32'],
+      rule=metadata['rule'],
     )
 
 

@@ -219,7 +219,7 @@ class Program:
     frozen = self._with_shardings(groups.frozen, frozen)
     if teacher is not None:
       frozen |= self._with_shardings(teacher.infos, teacher.params(teacher.shapes))
-    return self._with_shardings(groups.trained, state), frozen
+    return self._with_shardings(groups.in_state, state), frozen
 
   @functools.cached_property
   def flops(self) -> Flops:
@@ -243,7 +243,8 @@ class Program:
   def _initial(self, key: jax.Array) -> tuple[TrainState, Params]:
     values = self._init_params(named_key(key, 'init'))
     trained, frozen = self.groups.split(dict(zip(self.blueprint.infos, values, strict=True)))
-    return init_state(trained, self.trainer, self.optimizer, named_key(key, 'train')), frozen
+    key = named_key(key, 'train')
+    return init_state(trained, self.trainer, self.optimizer, key, self.groups), frozen
 
   def init(self, seed: int) -> tuple[TrainState, Params]:
     """Initialises the state and the frozen parameters, sharded; loads the parameters of the teacher."""

@@ -36,7 +36,7 @@ class TrainState:
 
   Attributes:
     step: number of train steps taken, int32 [].
-    params: trained parameters by name, float32.
+    params: parameters by name, trained or moved by rules, float32.
     opt_state: state of the optimizer.
     key: typed PRNG key, constant during training; each step folds its number into it, then that of each row.
     ema: exponential moving average of `params`; None without `Trainer.ema_decay`.
@@ -55,14 +55,23 @@ class TrainState:
 
 
 def init_state(
-  params: Params, trainer: 'Trainer', optimizer: optax.GradientTransformation, key: jax.Array
+  params: Params,
+  trainer: 'Trainer',
+  optimizer: optax.GradientTransformation,
+  key: jax.Array,
+  groups: Groups,
 ) -> TrainState:
   """Returns the train state before the first step."""
   ema = None
   if trainer.ema_decay is not None:
     # A copy: two leaves of a donated state must not be one buffer.
     ema = jax.tree.map(lambda a: a + 0, params)
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key, ema)
+  opt_state = optimizer.init(_named(params, groups.trained))
+  return TrainState(jnp.zeros((), jnp.int32), params, opt_state, key, ema)
+
+
+def _named(params: Mapping[str, Any], names: Iterable[str]) -> Params:
+  return {name: params[name] for name in names}
 
 
 def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, key: Any) -> Any:
@@ -193,9 +202,8 @@ def make_train_step(
       return jax.grad(objective, has_aux=True)(params, frozen, batch, keys, weights, num_rows)
 
     grads, (metrics, totals) = _accumulate(gradients, trainer.accumulate, state.params, batch, key)
+    params, opt_state, grads, updates = _updated(optimizer, groups, state, grads)
     sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
     ema = _next_ema(trainer, state, params)
     norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
@@ -206,6 +214,22 @@ def make_train_step(
     return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step
+
+
+def _updated(
+  optimizer: optax.GradientTransformation, groups: Groups, state: TrainState, gradients: Params
+) -> tuple[Params, Any, Params, Params]:
+  """Returns parameters and optimizer state after a step, gradients and updates of the trained parameters.
+
+  Args:
+    gradients: of trained parameters; of parameters that rules move, their statistics.
+  """
+  trained, own = (_named(tree, groups.trained) for tree in (state.params, gradients))
+  updates, opt_state = optimizer.update(own, state.opt_state, trained)
+  moved = {
+    name: info.moved(state.params[name], gradients[name]) for name, info in groups.ruled.items()
+  }
+  return optax.apply_updates(trained, updates) | moved, opt_state, own, updates
 
 
 def updates_applied(opt_state: Any) -> jax.Array:

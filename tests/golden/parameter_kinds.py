@@ -59,7 +59,7 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
 PARTS = [
   *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
   *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
-  *_experts(layers.TopK, layers.ExpertChoice),
+  *_experts(layers.TopK, layers.ExpertChoice, partial(layers.TopK, bias=layers.LoadBias)),
   *_width(layers.TokenShift, sublayer=ATTENTION),
   *_attention('qk_norm', layers.RMSNorm),
   *_attention('joint_qk_norm', layers.LayerNorm),
@@ -192,7 +192,7 @@ def rows(model: Any) -> Iterator[tuple[str, ...]]:
   for name, info in Blueprint(model).infos.items():
     keys = name.split('.')
     depth = next(i for i in range(len(keys) - 1, -1, -1) if '.'.join(keys[:i]) in modules)
-    dimensions, muon = matrix_dimensions(info), 'Adam'
+    dimensions, muon = matrix_dimensions(info), 'Adam' if info.rule is None else str(info.rule)
     if dimensions is not None:
       sides = (dimensions.reduction_axis, dimensions.output_axis)
       muon = ' to '.join(' '.join(str(info.all_axes[i]) for i in side) for side in sides)

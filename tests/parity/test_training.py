@@ -92,7 +92,7 @@ def our_losses(model, task, fields):
     num_steps=trainer.num_steps,
     infos=groups.trained,
   )
-  state = init_state(params, trainer, optimizer, jax.random.key(0))
+  state = init_state(params, trainer, optimizer, jax.random.key(0), groups)
   step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups))
   for batch in batches():
     state, out = step(

@@ -1,18 +1,23 @@
-"""What keeps the experts of a mixture equally used, and the scores of its router small: auxiliary losses."""
+"""What keeps the experts of a mixture equally used, and the scores of its router small: auxiliary losses, and a bias that
+the load moves without a loss."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar, step_context
 from t2x.base.ranges import Size, TunableNonNegative
+from t2x.layers.initializers import zeros
 from t2x.layers.interfaces import Aux
+from t2x.layers.parameters import param
+from t2x.layers.rules import Rule, reported
 
-__all__ = ['BatchBalance', 'Choices', 'RouterLoss', 'RowBalance', 'ZLoss']
+__all__ = ['BatchBalance', 'Choices', 'LoadBias', 'LoadRule', 'RouterLoss', 'RowBalance', 'ZLoss']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,3 +129,44 @@ class ZLoss(RouterLoss):
     squares = jnp.square(jax.nn.logsumexp(choices.scores, axis=-1)) * choices.present
     mean = squares.sum(axis=1) / jnp.maximum(choices.num_tokens, 1)
     return Aux({'router_z': scalar(self.coefficient) * mean})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadRule(Rule):
+  """Raises the bias of experts with less than the mean load by `rate`, and lowers that of experts with more.
+
+  Attributes:
+    rate: change of a bias per step.
+  """
+
+  rate: TunableNonNegative
+
+  def __call__(self, value, statistic):
+    return value + scalar(self.rate) * jnp.sign(statistic.mean() - statistic)
+
+
+class LoadBias(nnx.Module):
+  """A bias of each expert that is added to the affinities for the choice of experts, not for their weights, and that the
+  load moves without a loss (https://arxiv.org/abs/2408.15664; DeepSeek-V3, https://arxiv.org/abs/2412.19437).
+
+  The load of an expert is the number of tokens of a step, over all micro-batches and devices, that choose it.
+
+  Args:
+    num_experts: number of experts.
+    rate: change of a bias per step.
+  """
+
+  def __init__(self, num_experts: int, *, rate: TunableNonNegative = 1e-3, rngs: nnx.Rngs):
+    rule = LoadRule(rate=rate)
+    self.bias = param(zeros(), (num_experts,), ('choices',), rngs, kind='rule', rule=rule)
+
+  def __call__(self, affinity: Float[Array, '*rest experts']) -> Float[Array, '*rest experts']:
+    """Returns the affinities by which experts are chosen."""
+    bias = jax.lax.stop_gradient(self.bias[...])
+    return affinity + bias.reshape(*[1] * (affinity.ndim - 1), -1)
+
+  def reported(
+    self, weight: Float[Array, 'batch length choices'], choices: Choices
+  ) -> Float[Array, 'batch length choices']:
+    """Returns the weights, in whose backward pass the load is added to the statistic of the bias."""
+    return reported(weight, self.bias[...], choices.counts().sum(axis=0))

@@ -15,7 +15,7 @@ from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.base.widened import optional
 from t2x.layers.dtypes import Dtypes, exact_einsum
-from t2x.layers.feed_forward.balancing import Choices, RouterLoss, RowBalance
+from t2x.layers.feed_forward.balancing import Choices, LoadBias, RouterLoss, RowBalance
 from t2x.layers.initializers import lecun_normal
 from t2x.layers.interfaces import NO_AUX, Aux, Call
 from t2x.layers.keys import named_key, uniform
@@ -200,6 +200,7 @@ class TopK(ScoringRouter):
     normalise: whether the weights of the chosen experts are divided by their sum.
     factor: factor of the weights.
     selection: chooses k experts by their affinities: the highest, or `WithinGroups`.
+    bias: builds what balances the load without a loss, as `bias(num_experts, rngs=rngs)`; None: nothing.
     by_chance: leaves out further experts of a token at random; None: all are used.
     balance: coefficient of the auxiliary loss `RowBalance`.
     losses: further auxiliary losses.
@@ -215,6 +216,7 @@ class TopK(ScoringRouter):
     normalise: bool = True,
     factor: Positive = 1.0,
     selection: Selection = highest,
+    bias: Callable[..., LoadBias] | None = None,
     by_chance: ByChance | None = None,
     balance: TunableNonNegative = 0.01,
     losses: Sequence[RouterLoss] = (),
@@ -234,17 +236,21 @@ class TopK(ScoringRouter):
     self.k, self.normalise, self.factor = k, normalise, factor
     self.selection, self.by_chance = selection, by_chance
     self.balance, self.losses = balance, tuple(losses)
+    self.bias = bias and bias(num_experts, rngs=rngs)
     jax.eval_shape(lambda: selection(jnp.zeros(num_experts), k))  # It checks its settings.
 
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Routing:
     scores = self.scores(x, call)
     affinity = self.scoring(scores)
-    expert = self.selection(jax.lax.stop_gradient(affinity), self.k)
+    preferred = affinity if self.bias is None else self.bias(affinity)
+    expert = self.selection(jax.lax.stop_gradient(preferred), self.k)
     weight = jnp.take_along_axis(affinity, expert, axis=-1)
     if self.normalise:
       total = weight.sum(axis=-1, keepdims=True)
       weight = weight / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     choices, aux = Choices(scores, affinity, expert, present(call.tokens, x)), NO_AUX
+    if self.bias is not None:
+      weight = self.bias.reported(weight, choices)
     for loss in (RowBalance(coefficient=self.balance), *self.losses):
       aux += loss(choices)
     if self.by_chance is not None:

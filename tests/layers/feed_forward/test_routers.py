@@ -19,6 +19,7 @@ from t2x.layers import (
   Causal,
   ExpertChoice,
   GatedMLP,
+  LoadBias,
   MixtureOfExperts,
   RowBalance,
   Tokens,
@@ -57,7 +58,7 @@ def by_expert(routing):
 
 @pytest.mark.parametrize('normalise', [True, False])
 def test_sigmoid_within_groups_equals_the_router_of_deepseek_v3(normalise):
-  """Chosen experts, weights, and the gradients of the kernel and the input."""
+  """Chosen experts, weights, and the gradients of the kernel and the input; the bias changes choices only."""
   torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
   pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
   from transformers import DeepseekV3Config
@@ -76,11 +77,13 @@ def test_sigmoid_within_groups_equals_the_router_of_deepseek_v3(normalise):
   )
   reference = modeling_deepseek_v3.DeepseekV3TopkRouter(config)
   groups = WithinGroups(num_groups=4, num_chosen=2)
-  part = router(k=3, scoring=sigmoid, selection=groups, factor=2.5, normalise=normalise)
+  settings = {'selection': groups, 'factor': 2.5, 'normalise': normalise, 'bias': LoadBias}
+  part = router(k=3, scoring=sigmoid, **settings)
+  part.bias.bias[...] = jax.random.normal(jax.random.key(4), (EXPERTS,))
   reference.load_state_dict(
     {
       'weight': torch.tensor(np.array(part.kernel[...]).T),
-      'e_score_correction_bias': torch.zeros(EXPERTS),
+      'e_score_correction_bias': torch.tensor(np.array(part.bias.bias[...])),
     }
   )
   x = inputs()
