@@ -56,6 +56,8 @@ class StepContext:
     step: number of train steps taken, int32 []; None outside of a train step.
     plain: whether operations with gradients of their own are replaced by plain ones.
     micro_batches: number of parts into which a train step splits its batch (`Trainer.accumulate`).
+    groups: the part of each row while several parts of one class are applied together, a
+      `t2x.layers.grouped.Groups`; None elsewhere.
   """
 
   scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -63,6 +65,7 @@ class StepContext:
   step: Any = None
   plain: bool = False
   micro_batches: int = 1
+  groups: Any = None
 
 
 # The only context variable that a step reads.

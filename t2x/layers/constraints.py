@@ -38,10 +38,10 @@ class Layout(Protocol):
 
   def map_shards(
     self,
-    function: Callable[..., Array],
+    function: Callable[..., Any],
     in_axes: Sequence[tuple[str | None, ...]],
     out_axes: tuple[str | None, ...],
-  ) -> Callable[..., Array]:
+  ) -> Callable[..., Any]:
     """Returns a function that each device applies to its shards; see `map_shards`."""
 
 
@@ -64,6 +64,14 @@ def num_parts(axis: str) -> int:
   """Returns the number of devices that a logical axis is split over; 1 without a layout."""
   layout = step_context().layout
   return 1 if layout is None else layout.num_parts(axis)
+
+
+def mesh_axes(axis: str | None) -> tuple[str, ...]:
+  """Returns the axes of the mesh, of more than one device, that a logical axis is split over; none without a layout."""
+  layout = step_context().layout
+  if layout is None or axis is None:
+    return ()
+  return tuple(name for name in layout.mesh_axes(axis) if layout.mesh.shape[name] > 1)
 
 
 def num_devices() -> int:
@@ -115,10 +123,10 @@ def split_of(axis: str) -> Split | None:
 
 
 def map_shards(
-  function: Callable[..., Array],
+  function: Callable[..., Any],
   in_axes: Sequence[tuple[str | None, ...]],
   out_axes: tuple[str | None, ...],
-) -> Callable[..., Array]:
+) -> Callable[..., Any]:
   """Returns `function` applied by each device to its shards, for programs that the compiler cannot split,
   such as Pallas kernels. Without a layout it is `function` itself.
 
@@ -126,7 +134,7 @@ def map_shards(
     function: computes the shard of an array from the shards of its arguments, which it treats independently.
     in_axes: for each argument, an array or a tree of arrays, the logical name of each dimension, or None for
       a dimension that is not split.
-    out_axes: the names of the dimensions of the output.
+    out_axes: the names of the first dimensions of the output, an array or a tree of arrays.
 
   Raises:
     UserError: when called, if a dimension is not divisible by the number of devices that it is split over.

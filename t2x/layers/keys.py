@@ -2,6 +2,7 @@
 on the seed and its name."""
 
 import dataclasses
+import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +42,11 @@ def row_keys(key: Array, num_rows: int) -> Array:
 
 
 def fold_in(key: Array, number: Any) -> Array:
-  """Returns `jax.random.fold_in(key, number)` for one key [] or one key per row [batch]."""
-  fold = jax.random.fold_in
-  return jax.vmap(fold, (0, None))(key, number) if key.ndim else fold(key, number)
+  """Returns `jax.random.fold_in(key, number)` for one key [], one key per row [batch], or one per token [batch, length]."""
+  fold: Callable[[Array, Any], Array] = jax.random.fold_in
+  for _ in key.shape:
+    fold = jax.vmap(fold, (0, None))
+  return fold(key, number)
 
 
 def bernoulli(key: Array, probability: Any, shape: Sequence[int]) -> Bool[Array, '...']:
@@ -52,7 +55,7 @@ def bernoulli(key: Array, probability: Any, shape: Sequence[int]) -> Bool[Array,
   With one key per row, row i depends only on its key, so that neither micro-batches nor devices change it.
 
   Args:
-    key: one key [] or one key per row [batch].
+    key: one key [], one key per row [batch], or one key per token [batch, length].
     probability: the probability, float32 [].
     shape: shape of the result. With one key per row, its first dimension is the batch, or 1, which becomes the
       batch.
@@ -73,6 +76,8 @@ def _by_row(
 ) -> Array:
   if not key.ndim:
     return draw(key, shape)
+  if key.shape == tuple(shape[:2]):
+    return jax.vmap(functools.partial(_by_row, draw, shape=shape[1:]))(key)
   if shape[0] not in (1, len(key)):
     raise UserError(
       f'random numbers of shape {tuple(shape)} for a batch of {len(key)} rows, each with a key: put the batch first'

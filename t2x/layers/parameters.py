@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import Tunable, scalar
+from t2x.base.hyperparameters import Tunable, scalar, step_context
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
+from t2x.layers.grouped import grouped_product
 from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.one_cpu import project
@@ -175,6 +176,14 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.weight().astype(x.dtype)
+    groups = step_context().groups
+    if groups is not None:
+      axes = self.kernel.get_metadata()['axes']
+      y = grouped_product(x, kernel, axes, groups)
+      if self.bias is None:
+        return y
+      ones, bias = jnp.ones((*x.shape[:2], 1), x.dtype), self.bias[...].astype(x.dtype)[None]
+      return y + grouped_product(ones, bias, (None, *axes[self.num_inputs :]), groups)
     y = project(flatten_rows(x, self.num_inputs), kernel, self.num_inputs)
     if self.bias is not None:
       y = y + broadcast(self.bias[...], y.shape, y.dtype)

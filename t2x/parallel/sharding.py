@@ -163,10 +163,10 @@ class Activations:
 
   def map_shards(
     self,
-    function: Callable[..., jax.Array],
+    function: Callable[..., Any],
     in_axes: Sequence[Sequence[str | None]],
     out_axes: Sequence[str | None],
-  ) -> Callable[..., jax.Array]:
+  ) -> Callable[..., Any]:
     """Returns a function that each device applies to its shards; see `t2x.layers.constraints.map_shards`.
 
     Raises:
@@ -178,7 +178,7 @@ class Activations:
       function, mesh=self.mesh, in_specs=tuple(specs[:-1]), out_specs=specs[-1], check_vma=False
     )
 
-    def call(*arguments: Any) -> jax.Array:
+    def call(*arguments: Any) -> Any:
       pairs = zip(arguments, in_axes, strict=True)
       return mapped(*(jax.tree.map(lambda x, a=axes: self.constrain(x, a), y) for y, axes in pairs))
 

@@ -24,6 +24,7 @@ from t2x.layers import (
   DifferentialHeads,
   Disentangled,
   DotProductScores,
+  Dropless,
   DynamicConvolution,
   ExpertChoice,
   FavorPlus,
@@ -270,6 +271,14 @@ PARTS = {
         jitter=0.1,
       ),
       dispatch=Capacity(factor=2.0),
+    )
+  },
+  'mixture of experts without a capacity': {
+    'build': part(
+      MixtureOfExperts,
+      num_experts=4,
+      expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1),
+      dispatch=Dropless(),
     )
   },
   'cross-attention': {

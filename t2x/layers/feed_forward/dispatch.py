@@ -1,22 +1,27 @@
-"""How vectors get to their experts and back: the interface, capacities."""
+"""How vectors get to their experts and back: the interface, by capacity and without a limit."""
 
 import dataclasses
+import functools
 import math
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from t2x.base.ranges import Positive
 from t2x.base.widened import optional
-from t2x.layers.constraints import constrain, num_parts
+from t2x.layers.constraints import constrain, map_shards, mesh_axes, num_parts
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward.routing import Routing
+from t2x.layers.grouped import Groups, block_size, grouped_parts
 from t2x.layers.interfaces import Aux, Call, Sublayer
-from t2x.layers.keys import fold_in, named_key
+from t2x.layers.keys import fold_in, named_key, row_keys
+from t2x.layers.one_cpu import is_plain
 from t2x.layers.tokens import Tokens
 
-__all__ = ['Capacity', 'CapacityByChoice', 'Dispatch']
+__all__ = ['Capacity', 'CapacityByChoice', 'Dispatch', 'Dropless']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,26 @@ class Experts:
     h = constrain(constrain(h, *_ROWS), *_DISPATCHED)
     y, aux = jax.vmap(apply)(self.stacked, jnp.arange(self.num_experts), h, occupied)
     y = constrain(constrain(y, *_DISPATCHED), *_ROWS)
+    return y, jax.tree.map(lambda a: a.sum(axis=0), aux)
+
+  def of_rows(
+    self, h: Float[Array, 'batch rows d_model'], groups: Groups, key: Array | None
+  ) -> tuple[Float[Array, 'batch rows d_model'], Aux]:
+    """Applies to each vector its expert.
+
+    Args:
+      h: the vectors; the first dimension has one index for each part of the batch that a device holds.
+      groups: the expert of each vector.
+      key: a key for each vector; None: no dropout.
+    """
+
+    def apply(expert: Sublayer, number: Array) -> tuple[Array, Aux]:
+      segments = (groups.part == number).astype(jnp.int32)
+      call = Call(Tokens.row(h.shape[1], segments=segments), key=key, step=self.call.step)
+      result = expert(h, call)
+      return result.x, result.aux
+
+    y, aux = grouped_parts(apply, groups, self.stacked, jnp.arange(self.num_experts))
     return y, jax.tree.map(lambda a: a.sum(axis=0), aux)
 
 
@@ -179,3 +204,169 @@ def take_rows(
 ) -> Float[Array, 'batch taken width']:
   """Returns the rows at `index`; zeros for an index out of range."""
   return jnp.take_along_axis(x, index[..., None], axis=1, mode='fill', fill_value=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dropless(Dispatch):
+  """Lets each expert process all tokens that chose it (https://arxiv.org/abs/2211.15841).
+
+  The choices are sorted by expert, and the products of `Linear` multiply each of them with the kernel of its expert
+  (see `t2x.layers.grouped`; an expert that computes with its parameters in another way is slow). Devices that split
+  the experts each gather the vectors of all of these devices, apply their own experts, and return sums. They have
+  room for the case that all choices are theirs.
+
+  An auxiliary loss of the experts is shared equally by the rows of the batch.
+  """
+
+  is_causal: ClassVar[bool] = True
+
+  def __call__(self, experts, x, routing):
+    batch, number = len(x), experts.num_experts
+    devices = num_parts('batch') * num_parts('length') // num_parts('experts')
+    block = block_size(routing.expert.size / devices / number)
+    arrange = functools.partial(_arrange, number, block)
+    sizes, part, choice, place = _on_devices(arrange, routing.expert)
+    groups = Groups(sizes, part[..., 0], block)
+    h = _on_devices(_to_places, x, choice, place)
+    keys = _keys(named_key(experts.call.key, 'expert'), x.shape, groups.part, choice, place)
+    y, aux = experts.of_rows(h, groups, keys)
+    y = _on_devices(_to_tokens, y, routing.weight, choice, place)
+    losses = {name: jnp.full(batch, loss.sum() / batch) for name, loss in aux.losses.items()}
+    return y, Aux(losses, aux.metrics)
+
+
+def _on_devices(function: Callable[..., Any], *arrays: Array) -> Any:
+  """Applies a function to the arrays [batch length size] of each device; see `map_shards`."""
+  axes = 'batch', 'length', None
+  return map_shards(function, (axes,) * len(arrays), axes)(*arrays)
+
+
+def _gathered(x: Shaped[Array, 'batch length size']) -> Shaped[Array, 'tokens size']:
+  """Returns the tokens of all devices that have different experts."""
+  names = mesh_axes('experts')
+  x = jax.lax.all_gather(x, names, tiled=True) if names else x
+  return x.reshape(x.shape[0] * x.shape[1], x.shape[2])
+
+
+def _arrange(
+  num_experts: int, block: int, expert: Int[Array, 'batch length choices']
+) -> tuple[Array, Array, Array, Array]:
+  """Assigns places to the choices of the experts of a device, sorted by expert.
+
+  Returns:
+    the number of places of each expert, [1 1 experts], and for each place its expert, [1 places 1] (num_experts:
+    none), and its choice, [1 places 1] (the number of choices: none); and the place of each choice, [1 tokens choices]
+    (the number of places: none).
+  """
+  expert = _gathered(expert)
+  num_choices, num_own = expert.size, num_experts // num_parts('experts')
+  num_places = (num_choices + num_own * (block - 1)) // block * block
+  names = mesh_axes('experts')
+  first = jax.lax.axis_index(names) * num_own if names else 0
+  own = expert.reshape(num_choices) - first
+  own = jnp.where((own >= 0) & (own < num_own), own, num_own)
+  order = jnp.argsort(own, stable=True)
+  # The number of choices before each expert, and before none.
+  before = jnp.searchsorted(own[order], jnp.arange(num_own + 1))
+  counts = before[1:] - before[:-1]
+  sizes = -(-counts // block) * block
+  ends = jnp.cumsum(sizes)
+  skipped = jnp.append(ends - sizes - before[:-1], num_places)
+  sorted_place = jnp.arange(num_choices) + skipped[own[order]]
+  choice = jnp.full(num_places, num_choices).at[sorted_place].set(order, mode='drop')
+  place = jnp.zeros(num_choices, sorted_place.dtype).at[order].set(sorted_place)
+  place = jnp.minimum(place, num_places).reshape(1, *expert.shape)
+  part = first + jnp.searchsorted(ends, jnp.arange(num_places), side='right')
+  part = jnp.where(choice < num_choices, part, num_experts)
+  return sizes[None, None], part[None, :, None], choice[None, :, None], place
+
+
+def _to_places(
+  x: Float[Array, 'batch length d_model'], choice: Array, place: Array
+) -> Float[Array, '1 places d_model']:
+  """Returns the vector in each place; zeros in an empty one."""
+  spread = _spread_values if is_plain() else _spread
+  return spread(_gathered(x), choice[0, :, 0], place[0])[None]
+
+
+def _to_tokens(
+  y: Float[Array, '1 places d_model'],
+  weight: Float[Array, 'batch length choices'],
+  choice: Array,
+  place: Array,
+) -> Float[Array, 'batch length d_model']:
+  """Returns the sum of weight * y over the choices of each token."""
+  collect = _collect_values if is_plain() else _collect
+  length = weight.shape[1]
+  total = collect(y[0], _gathered(weight), choice[0, :, 0], place[0])
+  total = total.reshape(len(total) // length, length, total.shape[1])
+  names = mesh_axes('experts')
+  return jax.lax.psum_scatter(total, names, tiled=True) if names else total
+
+
+def _spread_values(
+  x: Shaped[Array, 'tokens width'], choice: Int[Array, ' places'], place: Int[Array, 'tokens k']
+) -> Shaped[Array, 'places width']:
+  return x.at[choice // place.shape[1]].get(mode='fill', fill_value=0)
+
+
+def _collect_values(
+  y: Float[Array, 'places width'],
+  weight: Float[Array, 'tokens k'],
+  choice: Int[Array, ' places'],
+  place: Int[Array, 'tokens k'],
+) -> Float[Array, 'tokens width']:
+  y_of_choices = y.at[place].get(mode='fill', fill_value=0)
+  return (y_of_choices * weight[..., None]).sum(axis=1).astype(y.dtype)
+
+
+# Places and choices are permutations of each other, so that the gradient of a gather is a gather.
+
+
+@jax.custom_vjp
+def _spread(x: Array, choice: Array, place: Array) -> Array:
+  return _spread_values(x, choice, place)
+
+
+def _spread_backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
+  choice, place = saved
+  ones = jnp.ones(place.shape, Dtypes.reductions)
+  return _collect_values(gradient, ones, choice, place), None, None
+
+
+_spread.defvjp(lambda *args: (_spread_values(*args), args[1:]), _spread_backward)
+
+
+@jax.custom_vjp
+def _collect(y: Array, weight: Array, choice: Array, place: Array) -> Array:
+  return _collect_values(y, weight, choice, place)
+
+
+def _collect_backward(saved: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, None, None]:
+  y, weight, choice, place = saved
+  of_place = weight.reshape(weight.size, 1).at[choice].get(mode='fill', fill_value=0)
+  dy = (_spread_values(gradient, choice, place) * of_place).astype(y.dtype)
+  y_of_choices = y.at[place].get(mode='fill', fill_value=0).astype(weight.dtype)
+  dweight = (y_of_choices * gradient[:, None].astype(weight.dtype)).sum(axis=-1)
+  return dy, dweight, None, None
+
+
+_collect.defvjp(lambda *args: (_collect_values(*args), args), _collect_backward)
+
+
+def _keys(
+  key: Array | None, shape: tuple[int, ...], part: Array, choice: Array, place: Array
+) -> Array | None:
+  """Returns a key for each place, which depends on the row, the position and the expert of its choice."""
+  if key is None:
+    return None
+  batch, length, _ = shape
+  of_rows = key if key.ndim else row_keys(key, batch)
+  of_tokens = jax.vmap(lambda key: row_keys(key, length))(of_rows)
+
+  def of_places(data: Array, choice: Array, place: Array) -> Array:
+    return _spread_values(_gathered(data), choice[0, :, 0], place[0])[None]
+
+  data = _on_devices(of_places, jax.random.key_data(of_tokens), choice, place)
+  keys = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+  return jax.vmap(jax.vmap(jax.random.fold_in))(keys, part)

@@ -16,6 +16,7 @@ from t2x.layers import (
   Aux,
   Call,
   Capacity,
+  Dropless,
   FeedForward,
   GatedMLP,
   LightweightConvolution,
@@ -97,9 +98,10 @@ def in_transformers(part):
   return torch, modeling_mixtral, block
 
 
-def test_the_mixture_equals_the_block_of_mixtral(compared):
+@pytest.mark.parametrize('dispatch', [None, Dropless()], ids=['capacity', 'dropless'])
+def test_the_mixture_equals_the_block_of_mixtral(compared, dispatch):
   """Outputs and the gradients of all parameters and of the input."""
-  part, x = mixture(), inputs()
+  part, x = mixture(dispatch=dispatch), inputs()
   cotangent = jax.random.normal(jax.random.key(2), x.shape)
   torch, _, block = in_transformers(part)
   theirs = torch.tensor(np.asarray(x), requires_grad=True)
@@ -123,7 +125,8 @@ def test_the_mixture_equals_the_block_of_mixtral(compared):
     (own.expert.down.kernel, expected['experts.down_proj'].swapaxes(1, 2)),
   ):
     compared(*system, gradient[...], reference, of='gradients', **TOLERANCE)
-  assert result.aux.metrics['dropped_tokens'] == (0, 2 * BATCH * LENGTH)
+  if dispatch is None:
+    assert result.aux.metrics['dropped_tokens'] == (0, 2 * BATCH * LENGTH)
 
 
 def test_shared_experts_beside_routed_ones_equal_the_block_of_deepseek_v2():
