@@ -161,6 +161,8 @@ def test_products_of_blocks_equal_ragged_dot(sizes, block):
 class Second(nnx.Module):
   """A router that gives all tokens to one expert."""
 
+  is_causal = True
+
   def __init__(self, d_model, num_experts, *, rngs):
     pass
 
