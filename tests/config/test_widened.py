@@ -16,10 +16,12 @@ X = jax.random.normal(jax.random.key(0), (2, 5, 8))
 PARTS = """
 import dataclasses
 
+import jax
 from flax import nnx
 from t2x.layers import (
-  DotProduct, DotProductScores, MultiHeadAttention, Result, SourceCache, Tokens, ValueResidual
+  DotProduct, DotProductScores, Full, MultiHeadAttention, Result, SourceCache, Tokens, ValueResidual
 )
+from t2x.models import Stack
 
 
 class Scores(nnx.Module):
@@ -87,6 +89,34 @@ class Cross(nnx.Module):
   def __call__(self, x, call, cache=None):
     _, v = (self.source_cache(call.source) if cache is None else cache).keys_and_values()
     return Result(x * v.mean(axis=1), cache)
+
+
+class Layer(nnx.Module):
+  pattern, max_length, wirings, num_streams = Full(), None, {}, 1
+  reads = frozenset({'pattern', 'source'})
+
+  def __init__(self, d_model, *, rngs):
+    self.own, self.other = MultiHeadAttention(d_model, num_heads=2, rngs=rngs), Cross(d_model, rngs=rngs)
+
+  def init_cache(self, batch, num_slots, dtype):
+    return {'own': self.own.init_cache(batch, num_slots, dtype)}
+
+  def source_cache(self, source):
+    return {'other': self.other.source_cache(source)}
+
+  def __call__(self, x, call, cache=None):
+    old, source = cache or {}, call.source
+    own = self.own(x, dataclasses.replace(call, source=None), old.get('own'))
+    other = self.other(x + own.x, call, old.get('other'))
+    return Result(x + other.x, cache and {'own': own.cache, 'other': other.cache})
+
+
+class Layers(Stack):
+  def init_cache(self, batch, num_slots, dtype):
+    return super().init_cache(batch, num_slots, dtype)
+
+  def source_cache(self, source):
+    return [jax.vmap(lambda layer: layer.source_cache(source))(block) for block in self.blocks]
 
 
 class Wrong(HeadOutputs):
@@ -200,6 +230,21 @@ def test_sublayers_without_a_source_in_init_cache_decode_and_keep_their_source_c
     slots = slots.extend(tokens)
     call = Call(tokens, Causal(), source=source.without_vectors(), slots=slots)
     result = block(X[:, i : i + 1], call, cache)
+    cache = result.cache
+    np.testing.assert_allclose(result.x[:, 0], whole[:, i], atol=1e-5)
+
+
+@pytest.mark.parametrize('stack', ['Stack', 'Layers'])
+def test_layers_and_stacks_without_a_source_in_init_cache_decode(folder, monkeypatch, stack):
+  monkeypatch.chdir(folder)
+  bindings = 'import older_parts', f'{stack}.blocks = [@Layer]', f'{stack}.num_layers = 2'
+  (folder / 'decoder.gin').write_text('\n'.join([*bindings, f'Decoder.stack = @{stack}']))
+  body = read_config(['decoder.gin'], root='@Decoder').build()(8, rngs=nnx.Rngs(0))
+  source = Source(X[:, :3], Tokens.row(3))
+  whole, cache = body(X, source).x, body.init_cache(2, 5, np.float32, source)
+  for i in range(5):
+    tokens = Tokens(jnp.full((2, 1), i), jnp.ones((2, 1), jnp.int32))
+    result = body(X[:, i : i + 1], tokens=tokens, cache=cache)
     cache = result.cache
     np.testing.assert_allclose(result.x[:, 0], whole[:, i], atol=1e-5)
 
