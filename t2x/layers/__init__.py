@@ -17,6 +17,7 @@ from t2x.layers.attention.kernels.xla import *
 from t2x.layers.attention.key_values import *
 from t2x.layers.attention.masks import *
 from t2x.layers.attention.multi_head import *
+from t2x.layers.attention.per_projection import *
 from t2x.layers.attention.scores import *
 from t2x.layers.attention.source_attention import *
 from t2x.layers.attention.value_residual import *

@@ -61,6 +61,7 @@ class BuildContext:
     layers: the layers that use each copy of the parameters; None outside of stacks.
     branch: index of the residual branch in its layer.
     axis: logical axis of the features that a norm normalises.
+    heads: logical axis and number of the heads that a norm normalises one by one; None elsewhere.
     reads_source: whether attention attends to the source instead of its own tokens; see `FromSource`.
     width_ratio: width of the model divided by that of its base (`MuP`), or 1.
     init_factors: factors of initial values by parameter name; others have factor 1.
@@ -76,6 +77,7 @@ class BuildContext:
   layers: LayerNumbers | None = None
   branch: int | None = None
   axis: str = 'embed'
+  heads: tuple[str, int] | None = None
   reads_source: bool = False
   width_ratio: float = 1.0
   init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -73,7 +73,7 @@ def find_heads(infos: Mapping[str, ParamInfo]) -> list[AttentionHeads]:
     raise UserError('the model has no attention heads in the blocks of a stack: nothing to prune')
   prefixes = tuple(f'{sublayer.name}.' for sublayer in sublayers)
   for name, info in infos.items():
-    if {'heads', 'kv_heads'} & set(info.axes) and not name.startswith(prefixes):
+    if {'heads', 'kv_heads'} & {*info.stacked, *info.axes} and not name.startswith(prefixes):
       raise UserError(
         f'{name} has values for each head, but is outside of the attention sublayers: heads of this model '
         'cannot be pruned'
@@ -265,7 +265,7 @@ def cut(
 
 def _without(array: Any, info: ParamInfo, sublayer: AttentionHeads, mask: np.ndarray) -> Any:
   """Returns one layer of a parameter with the values of the groups that remain."""
-  for axis, name in enumerate(info.axes):
+  for axis, name in enumerate((*info.stacked[1:], *info.axes)):
     if name in ('heads', 'kv_heads'):
       copies = sublayer.group_size if name == 'heads' else 1
       array = jnp.compress(np.repeat(mask, copies), array, axis=axis)

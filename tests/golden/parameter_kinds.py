@@ -61,7 +61,7 @@ PARTS = [
   *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
   *_experts(layers.TopK, layers.ExpertChoice, partial(layers.TopK, bias=layers.LoadBias)),
   *_width(layers.TokenShift, sublayer=ATTENTION),
-  *_attention('qk_norm', layers.RMSNorm),
+  *_attention('qk_norm', layers.RMSNorm, layers.PerHead),
   *_attention('joint_qk_norm', layers.LayerNorm),
   *_attention('head_outputs', layers.GatedHeads, layers.ScalarGatedHeads, layers.NormedHeads),
   *_attention('head_outputs', layers.DifferentialHeads),

@@ -55,6 +55,7 @@ from t2x.layers import (
   NormedHeads,
   NystromAttention,
   Parallel,
+  PerHead,
   Plus,
   RecurrentDecoder,
   RelativeSinusoids,
@@ -106,6 +107,14 @@ PARTS = {
     'build': part(Windowed, mixer=part(attention, num_heads=2, dropout_rate=0.1), size=2, shift=1),
     'encoding': part(GridBias, num_heads=2, height=2, width=2),
     'grid': (4, 3),
+  },
+  'attention with norms and biases of projections': {
+    'build': part(
+      attention,
+      num_kv_heads=2,
+      use_bias=('q', 'v'),
+      head_norms={'k': PerHead, 'v': part(RMSNorm, use_scale=False)},
+    )
   },
   'attention with cosine scores': {'build': part(attention, scores=CosineScores)},
   'attention with a soft cap and sinks': {

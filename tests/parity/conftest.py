@@ -237,3 +237,45 @@ def same_gradient(compared):
     compared(system, reference, gradient, wanted, atol=atol, of='gradients')
 
   return check
+
+
+@pytest.fixture
+def equal(compared, perturbed):
+  """`equal(system, reference, theirs, ours, arrays, run, apply)`: equal outputs and gradients of all parameters.
+
+  Args:
+    system, reference: see `compared`.
+    theirs: module of PyTorch, whose parameters are perturbed.
+    ours: module of t2x.
+    arrays: `arrays(get)` returns the parameters by the names of ours; `get` reads a parameter, or its gradient.
+    run: maps their module to an output, `apply` maps ours to one.
+  """
+
+  def check(system, reference, theirs, ours, arrays, run, apply):
+    theirs = perturbed(theirs, std=0.1)
+    expected = run(theirs)
+    weights = np.random.default_rng(5).normal(size=expected.shape).astype(np.float32)
+    values = arrays(lambda parameter: parameter.detach().numpy())
+    (expected * torch.tensor(weights)).sum().backward()
+    names = [name for name, _ in named_leaves(ours)]
+    assert set(names) == values.keys()
+    leaves = [
+      jax.numpy.asarray(values[name]).reshape(leaf.shape) for name, leaf in named_leaves(ours)
+    ]
+    ours = jax.tree.unflatten(jax.tree.structure(ours), leaves)
+
+    def weighted(ours):
+      y = apply(ours)
+      return (y * weights).sum(), y
+
+    gradients, y = jax.jit(jax.grad(weighted, has_aux=True))(ours)
+    compared(system, reference, y, expected.detach().numpy())
+    wanted = arrays(lambda parameter: parameter.grad.numpy())
+    largest = max(np.abs(w).max() for w in wanted.values())
+    for name, leaf in named_leaves(gradients):
+      want = wanted[name].reshape(leaf.shape)
+      # Key biases have no gradient: what is compared are rounding errors.
+      atol = max(1e-5 * np.abs(want).max(), 1e-7 * largest)
+      compared(system, reference, leaf, want, atol=atol, of='gradients')
+
+  return check

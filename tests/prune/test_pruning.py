@@ -20,7 +20,12 @@ from t2x.train.params import Blueprint
 CONFIGS = 'configs/models'
 SIZE = ('d_model=16', 'vocab_size=30', 'MLP.hidden_dim=24', 'MultiHeadAttention.num_heads=4')
 ENCODER = (f'{CONFIGS}/small_encoder.gin', 'num_layers=3')
-GROUPED = (f'{CONFIGS}/small_decoder.gin', 'num_layers=3', 'MultiHeadAttention.num_kv_heads=2')
+GROUPED = (
+  f'{CONFIGS}/small_decoder.gin',
+  'num_layers=3',
+  'MultiHeadAttention.num_kv_heads=2',
+  'MultiHeadAttention.qk_norm=@PerHead',
+)
 PAIR = (f'{CONFIGS}/small_encoder_decoder.gin', 'num_layers=2')
 IDS = np.random.default_rng(0).integers(3, 30, (2, 7))
 # Sums over fewer heads are added in another order: float32 differs in the last bits.

@@ -37,6 +37,20 @@ def check_encoding(
     )
 
 
+def check_source_parts(name: str, scores: Scores, reads: frozenset[str], values: Any) -> None:
+  """Raises UserError if the scores or the part `values` of the attention `name` cannot be those of a source."""
+  if 'positions' in reads:
+    raise UserError(
+      f'{name} cannot attend to a source with {type(scores).__name__}, which score positions of one sequence: use '
+      'MultiHeadAttention with DotProductScores for cross-attention'
+    )
+  if values is not None:
+    raise UserError(
+      f'{name}.values cannot mix the values of a source, because only values of the same tokens can be '
+      'mixed across layers: leave it out of Block.cross'
+    )
+
+
 def check_cacheable(part: KeyValues) -> None:
   """Raises UserError if a cache cannot hold the keys and values of a part."""
   if not part.cacheable:
@@ -66,20 +80,20 @@ def check_settings(
   scores: Scores,
   reads: frozenset[str],
   scale: float | None,
-  norms: Mapping[str, Any],
   queries: Any,
 ) -> None:
-  """Raises UserError if the scores do not read the scale or the queries that are set, or if both norms are set."""
+  """Raises UserError if the scores do not read the scale or the queries that are set."""
   for setting, value, read in (('scale', scale, 'scale'), ('queries', queries, 'q')):
     if value is not None and read not in reads:
       raise UserError(f'{name}.{setting} is not read by {type(scores).__name__}: leave it out')
-  if None not in norms.values():
-    both = ' and '.join(f'{name}.{norm}' for norm in norms)
-    raise UserError(f'{both} are both set: set only one')
 
 
-def check_replaced(name: str, reads: frozenset[str], settings: Mapping[str, Any]) -> None:
+def check_replaced(
+  name: str, reads: frozenset[str], key_values: Any, settings: Mapping[str, Any]
+) -> None:
   """Raises UserError if `key_values` replaces what a setting is for, or if the scores read no keys."""
+  if key_values is None:
+    return
   for setting, value in settings.items():
     if value is not None:
       raise UserError(

@@ -1,7 +1,6 @@
 """Query, key, value and output projections, for mixers that replace softmax attention."""
 
 import abc
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
-from t2x.layers.norms import norm_over
+from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
 from t2x.layers.tokens import RowLayout, Tokens
@@ -36,13 +34,17 @@ def head_projection(
   return Linear((d_model,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
 
 
-def head_norm(
-  norms: Mapping[str, Callable[..., Norm] | None], shape: tuple[int, int], rngs: nnx.Rngs
-) -> Norm | None:
-  """Builds the norm of queries or keys with (heads, features), if one is set."""
-  if (joint := norms['joint_qk_norm']) is not None:
-    return norm_over('features', joint, shape[0] * shape[1], rngs)
-  return norms['qk_norm'] and norm_over('head_dim', norms['qk_norm'], shape[1], rngs)
+def query_projection(
+  d_model: int,
+  num_heads: int,
+  head_dim: int,
+  use_bias: bool,
+  init: Initializer,
+  *,
+  rngs: nnx.Rngs,
+) -> Linear:
+  """Returns the projection to queries, as `Queries` is built."""
+  return head_projection(d_model, (num_heads, head_dim), init, use_bias, rngs)
 
 
 def head_size(part: Any, d_model: int, num_heads: int, head_dim: int | None) -> int:

@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +20,14 @@ from t2x.layers.attention.checks import (
   check_length,
   check_replaced,
   check_settings,
+  check_source_parts,
 )
 from t2x.layers.attention.head_outputs import HeadOutputs
 from t2x.layers.attention.head_projections import (
   check_no_source,
-  head_norm,
   head_projection,
   head_size,
+  query_projection,
   source_of,
 )
 from t2x.layers.attention.kernels import (
@@ -47,6 +48,7 @@ from t2x.layers.attention.key_values import (
   with_addresses,
 )
 from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.per_projection import HeadNorms, Projection, biases_of, normalized
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.constraints import constrain
@@ -68,12 +70,15 @@ class MultiHeadAttention(nnx.Module):
     num_kv_heads: number of key-value heads, each shared by num_heads / num_kv_heads neighbouring query
       heads; 1 is multi-query attention. None: num_heads.
     head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases.
+    use_bias: whether the query, key and value projections have biases, or the names of those that do, such as
+      ('q', 'v') in BEiT and Whisper.
     out_bias: whether the output projection has a bias.
     qk_norm: builds a norm over the features of each head, applied to queries and keys before rotation
       (https://arxiv.org/abs/2010.04245). None: no norm.
     joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
       https://arxiv.org/abs/2501.00656). None: no norm.
+    head_norms: builds norms over the features of each head by projection, 'q', 'k' or 'v', such as one of values
+      (Gemma 3n) or of keys only, instead of `qk_norm`.
     value_dim: features per head of the values. None: head_dim.
     scores: builds the scores. Queries and keys are projected only if the scores read them.
     kernel: computes the output from the scores and values.
@@ -91,7 +96,7 @@ class MultiHeadAttention(nnx.Module):
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide
-      num_heads, both norms are set, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
+      num_heads, several norms are set for queries or keys, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
       setting is for projections that `key_values` replaces.
   """
 
@@ -105,10 +110,11 @@ class MultiHeadAttention(nnx.Module):
     num_kv_heads: Size | None = None,
     head_dim: Size | None = None,
     value_dim: Size | None = None,
-    use_bias: bool = True,
+    use_bias: bool | Sequence[Projection] = True,
     out_bias: bool = True,
     qk_norm: Callable[..., Norm] | None = None,
     joint_qk_norm: Callable[..., Norm] | None = None,
+    head_norms: Mapping[Projection, Callable[..., Norm]] | None = None,
     scores: Callable[..., Scores] = DotProductScores,
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
@@ -128,33 +134,32 @@ class MultiHeadAttention(nnx.Module):
     check_kv_heads(name, num_heads, num_kv_heads)
     self.scores = scores(num_heads, head_dim, rngs=rngs)
     reads = self.score_inputs
-    norms = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm}
-    check_settings(name, self.scores, reads, scale, norms, queries)
-    if key_values is not None:
-      check_replaced(name, reads, norms | {'value_init': value_init, 'values': values})
+    check_settings(name, self.scores, reads, scale, queries)
+    replaced = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm, 'value_init': value_init}
+    check_replaced(name, reads, key_values, replaced | {'values': values})
+    projected = frozenset({'v', *reads} & {'q', 'k', 'v'})
+    biases = biases_of(name, use_bias, projected, key_values)
+    own = projected if key_values is None else frozenset({'q'})
+    norms = HeadNorms.of(name, qk_norm, joint_qk_norm, head_norms or {}, own)
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.value_dim = value_dim or head_dim
     self.kernel, self.dropout_rate = kernel, dropout_rate
     self.scale = head_dim**-0.5 if scale is None else scale
-
-    project = functools.partial(head_projection, d_model, use_bias=use_bias, rngs=rngs)
     q, k, v = (num_heads, head_dim), (num_kv_heads, head_dim), (num_kv_heads, self.value_dim)
-    own = functools.partial(project, q, init=kernel_init)
-    of_part = queries and functools.partial(queries, d_model, *q, use_bias, kernel_init, rngs=rngs)
-    self.q: Any = (of_part or own)() if 'q' in reads else None
-    axis, has_own = 'kv_heads', key_values is None
-    self.k: Any = project(k, init=kernel_init, axis=axis) if 'k' in reads and has_own else None
-    self.v: Any = project(v, init=value_init or kernel_init, axis=axis) if has_own else None
-    sizes = *k, self.value_dim
-    self.key_values = key_values and key_values(d_model, *sizes, use_bias, kernel_init, rngs=rngs)
+    sizes: Any = d_model, *q, 'q' in biases, kernel_init
+    self.q: Any = (queries or query_projection)(*sizes, rngs=rngs) if 'q' in own else None
+    project = functools.partial(head_projection, d_model, rngs=rngs, axis='kv_heads')
+    self.k: Any = project(k, kernel_init, 'k' in biases) if 'k' in own else None
+    self.v: Any = project(v, value_init or kernel_init, 'v' in biases) if 'v' in own else None
+    sizes = d_model, *k, self.value_dim, 'k' in biases, kernel_init
+    self.key_values = key_values and key_values(*sizes, rngs=rngs)
     outputs = num_heads, self.value_dim
     self.head_outputs = head_outputs and head_outputs(d_model, *outputs, rngs=rngs)
     outputs = (self.head_outputs and self.head_outputs.shape) or outputs
     axes, init = ('heads', 'head_dim', 'embed'), out_init or kernel_init
     self.out = Linear(outputs, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
-    self.has_joint_norm = joint_qk_norm is not None
-    self.q_norm = self.q and head_norm(norms, q, rngs)
-    self.k_norm = self.k and head_norm(norms, k, rngs)
+    self.has_joint_norm = norms.joint
+    self.q_norm, self.k_norm, self.v_norm = norms.build(q, k, v, rngs)
     self.values = values and values(*v, rngs=rngs)
 
   @property
@@ -218,7 +223,7 @@ class MultiHeadAttention(nnx.Module):
       return self.key_values
     keys = None if self.k is None else (self.num_kv_heads, self.head_dim)
     shapes = keys, (self.num_kv_heads, self.value_dim)
-    return OwnKeyValues(None if self.k is None else self._keys, self.v, shapes)
+    return OwnKeyValues(None if self.k is None else self._keys, self._values, shapes)
 
   def __call__(
     self,
@@ -297,18 +302,14 @@ class MultiHeadAttention(nnx.Module):
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
-    return self._normalize(self.q(x), self.q_norm)
+    return normalized(self.q(x), self.q_norm, self.has_joint_norm)
 
   def _keys(self, x: Array) -> Array:
     assert self.k is not None  # The scores read keys.
-    return self._normalize(self.k(x), self.k_norm)
+    return normalized(self.k(x), self.k_norm, self.has_joint_norm)
 
-  def _normalize(self, x: Array, norm: Norm | None) -> Array:
-    if norm is None:
-      return x
-    if not self.has_joint_norm:
-      return norm(x)
-    return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+  def _values(self, x: Array) -> Array:
+    return normalized(self.v(x), self.v_norm, self.has_joint_norm)
 
   def _inputs(
     self,
@@ -363,22 +364,12 @@ class MultiHeadAttention(nnx.Module):
 
   def _check(self, length: int, call: Call, cache: Any) -> None:
     """Raises UserError if the scores or the encoding do not support this call."""
-    name, scores = type(self).__name__, type(self.scores).__name__
-    encoding = call.encoding
-    if not self.reads_source:
-      check_no_source(self, call)
-    elif 'positions' in self.score_inputs:
-      raise UserError(
-        f'{name} cannot attend to a source with {scores}, which score positions of one sequence: use '
-        'MultiHeadAttention with DotProductScores for cross-attention'
-      )
-    elif self.values is not None:
-      raise UserError(
-        f'{name}.values cannot mix the values of a source, because only values of the same tokens can be '
-        'mixed across layers: leave it out of Block.cross'
-      )
-    else:
+    name, encoding = type(self).__name__, call.encoding
+    if self.reads_source:
+      check_source_parts(name, self.scores, self.score_inputs, self.values)
       encoding = source_of(self, call.source).encoding
+    else:
+      check_no_source(self, call)
     if isinstance(cache, InputMemory) and self.values is not None:
       raise UserError(
         f'{name}.values cannot mix the values of a memory, because the first layer has other tokens in its '

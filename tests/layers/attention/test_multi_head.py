@@ -1,6 +1,7 @@
 """Multi-head attention: its formula, its symmetries, and its caches."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,12 @@ from t2x.layers import (
   Causal,
   Dense,
   Full,
+  LatentKeyValues,
   MultiHeadAttention,
   NoPositions,
+  PerHead,
   Prefix,
+  RandomScores,
   RMSNorm,
   RoPE,
   T5Bias,
@@ -175,6 +179,38 @@ def test_qk_norm_makes_scores_blind_to_the_size_of_queries_and_keys():
   np.testing.assert_allclose(again, y, atol=1e-4)
   assert attention.q_norm.scale[...].shape == (4,)
   assert attention.q_norm.scale is not attention.k_norm.scale
+
+
+def test_biases_are_those_of_the_named_projections():
+  attention = build(use_bias=('q', 'v'))
+  assert attention.k.bias is None
+  assert attention.q.bias is not None and attention.v.bias is not None
+
+
+LATENT = functools.partial(LatentKeyValues, rank=3, rotated_dim=2)
+RANDOM = functools.partial(RandomScores, max_length=LENGTH)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'head_norms': {'k': RMSNorm}, 'key_values': LATENT}, 'head_norms is for k, which'),
+    ({'use_bias': ('k',), 'key_values': LATENT}, 'keys or values only'),
+    ({'use_bias': ('q',), 'scores': RANDOM}, 'use_bias is for q, which'),
+    ({'qk_norm': RMSNorm, 'scores': RANDOM}, 'qk_norm is for k, q, which'),
+    ({'joint_qk_norm': PerHead}, 'normalises the features of single heads'),
+  ],
+)
+def test_settings_of_what_is_not_projected_are_refused(settings, message):
+  with pytest.raises(UserError, match=message):
+    MultiHeadAttention(WIDTH, num_heads=4, **settings, rngs=nnx.Rngs(0))
+
+
+def test_biases_of_replaced_keys_and_values_are_those_of_the_part():
+  attention = MultiHeadAttention(
+    WIDTH, num_heads=4, use_bias=('k', 'v'), key_values=LATENT, rngs=nnx.Rngs(0)
+  )
+  assert attention.q.bias is None and attention.key_values.latent.bias is not None
 
 
 def test_dropout_needs_a_key():

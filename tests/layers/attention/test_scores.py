@@ -194,7 +194,7 @@ def test_scores_are_built_with_the_heads_and_return_only_scores():
 
 def test_projections_that_scores_do_not_read_are_not_created():
   random = functools.partial(RandomScores, max_length=LENGTH)
-  attention = build(scores=random, qk_norm=RMSNorm)
+  attention = build(scores=random)
   assert attention.q is attention.k is attention.q_norm is attention.k_norm is None
   assert attention.init_cache(1, LENGTH).k is None
   assert attention.max_length == LENGTH
@@ -247,6 +247,8 @@ def test_joint_norm_equals_transformers_olmo2(kernel, compared):
 def test_two_norms_of_queries_are_refused():
   with pytest.raises(UserError, match='both set'):
     build(qk_norm=RMSNorm, joint_qk_norm=LayerNorm)
+  with pytest.raises(UserError, match='both set'):
+    build(qk_norm=RMSNorm, head_norms={'k': RMSNorm})
 
 
 def weighted_mean(attention, score, mask):
