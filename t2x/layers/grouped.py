@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Int
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.hyperparameters import in_step, step_context
 from t2x.layers.constraints import map_shards, mesh_axes
 from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed
 
@@ -122,21 +122,21 @@ def grouped_product(
     num_parts: int, batched: Any, x: Array, kernel: Array, groups: Groups
   ) -> tuple[Array, bool]:
     apply = _forward if is_plain() else _product
-    return apply(tuple(axes), groups.block, x, kernel, groups.sizes), False
+    layout = step_context().layout
+    return apply(tuple(axes), groups.block, layout, x, kernel, groups.sizes), False
 
   return product(own_rows(x, groups), kernel, groups)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _product(
-  axes: tuple[str | None, ...], block: int, x: Array, kernel: Array, sizes: Array
-) -> Array:
-  return _forward(axes, block, x, kernel, sizes)
+Axes = tuple[str | None, ...]
 
 
-def _forward(
-  axes: tuple[str | None, ...], block: int, x: Array, kernel: Array, sizes: Array
-) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _product(axes: Axes, block: int, layout: Any, x: Array, kernel: Array, sizes: Array) -> Array:
+  return _forward(axes, block, layout, x, kernel, sizes)
+
+
+def _forward(axes: Axes, block: int, layout: Any, x: Array, kernel: Array, sizes: Array) -> Array:
   num_inputs = x.ndim - 2
   inputs, outputs = axes[:num_inputs], axes[num_inputs:]
 
@@ -149,12 +149,22 @@ def _forward(
   return map_shards(local, in_axes, (*_ROWS, *outputs))(x, kernel, sizes)
 
 
-def _saved(axes: Any, block: int, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
-  return _forward(axes, block, *arguments), arguments
+def _saved(
+  axes: Axes, block: int, layout: Any, *arguments: Array
+) -> tuple[Array, tuple[Array, ...]]:
+  return _forward(axes, block, layout, *arguments), arguments
 
 
 def _backward(
-  axes: tuple[str | None, ...], block: int, saved: tuple[Array, ...], gradient: Array
+  axes: Axes, block: int, layout: Any, saved: tuple[Array, ...], gradient: Array
+) -> tuple[Array, Array, None]:
+  # A backward pass is traced after the step has left its context.
+  with in_step(layout=layout):
+    return _gradients(axes, block, saved, gradient)
+
+
+def _gradients(
+  axes: Axes, block: int, saved: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, None]:
   x, kernel, sizes = saved
   num_inputs = x.ndim - 2

@@ -1,4 +1,5 @@
-"""Experts split over eight fake devices (a process of its own) compute what one device computes."""
+"""Experts split over eight fake devices (a process of its own) compute what one device computes, by capacity and
+without a limit."""
 
 import json
 
@@ -11,21 +12,28 @@ import jax, jax.numpy as jnp, numpy as np
 from eight_devices import split
 from flax import nnx
 from t2x.base.hyperparameters import in_step
-from t2x.layers import Call, GatedMLP, MixtureOfExperts, SwitchFeedForward, Tokens, normal
+from t2x.layers import Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward, Tokens, normal
 from t2x.layers.keys import row_keys
 from t2x.parallel import Mesh
 from t2x.plan import hlo
 from t2x.plan.collectives import collectives
+from t2x.plan.hlo import _multiply_adds as multiply_adds
 
 BATCH, LENGTH, WIDTH = 8, 16, 8
 switch = functools.partial(SwitchFeedForward, capacity_factor=1.0, kernel_init=normal(0.5))
 mixture = functools.partial(MixtureOfExperts, expert=functools.partial(GatedMLP, hidden_dim=32, dropout_rate=0.1))
+biased = functools.partial(MixtureOfExperts, expert=functools.partial(MLP, hidden_dim=32, norm=RMSNorm))
 parts = {
   'switch': (switch(WIDTH, num_experts=4, hidden_dim=32, rngs=nnx.Rngs(0)), ['fsdp 2 x expert 4']),
   'mixture': (
     mixture(WIDTH, num_experts=8, rngs=nnx.Rngs(0)),
     ['data 2 x expert 4', 'fsdp 2 x expert 4', 'data 2 x expert 2 x tensor 2', 'expert 4 x context 2'],
   ),
+  'dropless': (
+    mixture(WIDTH, num_experts=8, dispatch=Dropless(), rngs=nnx.Rngs(0)),
+    ['data 2 x expert 4', 'fsdp 2 x expert 4', 'data 2 x expert 2 x tensor 2', 'expert 4 x context 2', 'data 8'],
+  ),
+  'biased': (biased(WIDTH, num_experts=8, dispatch=Dropless(), rngs=nnx.Rngs(0)), ['data 2 x expert 2 x tensor 2']),
 }
 x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, WIDTH))
 segments = jnp.asarray([[1] * 12 + [0] * 4] * BATCH)
@@ -46,7 +54,8 @@ def run(part, rows, layout=None):
 found = {}
 for name, (part, meshes) in parts.items():
   expected, alone = run(part, (x, segments, keys))
-  assert expected[0][1][1].metrics['dropped_tokens'][0] > 0
+  if name in ('switch', 'mixture'):
+    assert expected[0][1][1].metrics['dropped_tokens'][0] > 0
   for text in meshes:
     sizes = {axis: int(size) for axis, size in (pair.split(' ') for pair in text.split(' x '))}
     placed, rows, layout = split(part, (x, segments, keys), Mesh(**({'data': 1} | sizes)))
@@ -55,10 +64,12 @@ for name, (part, meshes) in parts.items():
       np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
     listed = collectives(program, dict(layout.mesh.shape))
     found[f'{name}, {text}'] = {
-      'kernel': (placed.expert.up.kernel if name == 'mixture' else placed.up).addressable_shards[0].data.shape,
+      'kernel': (placed.up if name == 'switch' else placed.expert.up.kernel).addressable_shards[0].data.shape,
       'flops': program.flops() * 8 / alone.flops(),
       'all-to-all': [(c.axes, c.count, c.bytes) for c in listed if c.kind == 'all-to-all'],
-      'all-gather': [(c.axes, c.bytes) for c in listed if c.kind == 'all-gather'],
+      'all-gather': [(c.axes, c.count, c.bytes) for c in listed if c.kind == 'all-gather'],
+      'reduce-scatter': [(c.axes, c.count, c.bytes) for c in listed if c.kind == 'reduce-scatter'],
+      'products': sorted({multiply_adds(i, inside) for i, _, inside in program.executed() if i.opcode == 'dot'}),
     }
 print(json.dumps(found))
 """
@@ -71,7 +82,7 @@ def found():
 
 def test_experts_on_eight_devices_equal_one(found):
   """Outputs, losses, metrics and gradients, where tokens are dropped; asserted by the script."""
-  assert len(found) == 5
+  assert len(found) == 11
   assert found['mixture, data 2 x expert 2 x tensor 2']['kernel'] == [4, 8, 16]
   assert found['switch, fsdp 2 x expert 4']['kernel'] == [1, 4, 32]
 
@@ -87,17 +98,34 @@ def test_vectors_move_to_the_experts_and_back_and_no_weights_move(found, mesh):
   moved = 4 * (8 * 5 * 8 * 8) * 4 // parts
   assert of_mesh['all-to-all'] == [[['expert'], 4, moved]]
   # Keys of dropout; a matrix of one expert has 8 x 32 float32.
-  assert sum(size for axes, size in of_mesh['all-gather'] if 'expert' in axes) < 8 * 32 * 4
+  assert sum(size for axes, _, size in of_mesh['all-gather'] if 'expert' in axes) < 8 * 32 * 4
   assert of_mesh['flops'] == pytest.approx(1.0, rel=0.1)
 
 
 def test_switch_moves_vectors_and_no_weights(found):
   of_mesh = found['switch, fsdp 2 x expert 4']
   assert [(axes, count) for axes, count, _ in of_mesh['all-to-all']] == [(['expert'], 4)]
-  assert sum(size for axes, size in of_mesh['all-gather'] if 'expert' in axes) < 8 * 32 * 4
+  assert sum(size for axes, _, size in of_mesh['all-gather'] if 'expert' in axes) < 8 * 32 * 4
   assert of_mesh['flops'] == pytest.approx(1.0, rel=0.1)
 
 
 def test_devices_that_split_a_row_share_the_slots_of_an_expert(found):
   """5 slots over 2 devices are 3 each, of which one is never occupied."""
   assert found['mixture, expert 4 x context 2']['flops'] == pytest.approx(6 / 5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+  'mesh', ['data 2 x expert 4', 'fsdp 2 x expert 4', 'data 2 x expert 2 x tensor 2']
+)
+def test_without_a_capacity_devices_gather_tokens_and_return_sums(found, mesh):
+  """Vectors, choices, weights and keys of dropout are gathered; sums of outputs are scattered, and the gradients of all
+  of these; no weights move over `expert`. A product is of one block of 32 rows with one expert."""
+  of_mesh = found[f'dropless, {mesh}']
+  tensor = 2 if 'tensor' in mesh else 1
+  # The rows of four devices, or of two devices with two rows each: 16 tokens of 8 float32, 2 choices, keys of 2 integers.
+  vectors, numbers = 4 * 16 * 8 * 4, 4 * 16 * 2 * 4
+  assert of_mesh['all-to-all'] == []
+  over_expert = [row for row in of_mesh['all-gather'] if 'expert' in row[0]]
+  assert over_expert == [[['expert'], 5, 2 * vectors + 3 * numbers]]
+  assert [row[:2] for row in of_mesh['reduce-scatter']] == [[['expert'], 3]]
+  assert max(of_mesh['products']) == 32 * 8 * 32 // tensor

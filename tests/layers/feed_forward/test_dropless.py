@@ -13,6 +13,7 @@ from t2x.layers import (
   MLP,
   Aux,
   Call,
+  Capacity,
   Dropless,
   FeedForward,
   GatedMLP,
@@ -126,6 +127,15 @@ def test_the_output_and_the_gradients_equal_those_of_all_experts(expert, plain):
   assert_equal(
     value_and_gradients(own, part, x), value_and_gradients(of_all_experts, part, x), 2e-6
   )
+
+
+def test_a_capacity_that_drops_nothing_gives_the_same():
+  part, x = mixture('biases and a norm'), inputs()
+  results = []
+  for dispatch in (Dropless(), Capacity(factor=float(EXPERTS))):
+    part.dispatch = dispatch
+    results.append(value_and_gradients(lambda part, x: part(x, call()).x, part, x))
+  assert_equal(*(jax.tree.leaves(result) for result in results), 2e-6)
 
 
 @pytest.mark.parametrize(('sizes', 'block'), [((64, 0, 32, 96), 32), ((0, 0, 192, 0), 64)])
