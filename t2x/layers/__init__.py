@@ -38,6 +38,7 @@ from t2x.layers.interfaces import *
 from t2x.layers.keys import *
 from t2x.layers.mixers.attention_free import *
 from t2x.layers.mixers.attention_free_full import *
+from t2x.layers.mixers.cells import *
 from t2x.layers.mixers.convolutions import *
 from t2x.layers.mixers.feature_maps import *
 from t2x.layers.mixers.flow_attention import *
@@ -50,6 +51,7 @@ from t2x.layers.mixers.memory_compressed import *
 from t2x.layers.mixers.nystrom import *
 from t2x.layers.mixers.recurrence import *
 from t2x.layers.mixers.recurrent import *
+from t2x.layers.mixers.recurrent_decoder import *
 from t2x.layers.mixers.routing_attention import *
 from t2x.layers.mixers.sinkhorn_attention import *
 from t2x.layers.mixers.synthesizers import *

@@ -62,6 +62,7 @@ class BuildContext:
     branch: index of the residual branch in its layer.
     axis: logical axis of the features that a norm normalises.
     heads: logical axis and number of the heads that a norm normalises one by one; None elsewhere.
+    pattern: attention pattern of the block, as far as the body, its stages and the block set it; None outside of them.
     reads_source: whether attention attends to the source instead of its own tokens; see `FromSource`.
     width_ratio: width of the model divided by that of its base (`MuP`), or 1.
     init_factors: factors of initial values by parameter name; others have factor 1.
@@ -78,6 +79,7 @@ class BuildContext:
   branch: int | None = None
   axis: str = 'embed'
   heads: tuple[str, int] | None = None
+  pattern: Any = None
   reads_source: bool = False
   width_ratio: float = 1.0
   init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)

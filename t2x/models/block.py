@@ -43,7 +43,7 @@ from t2x.layers.composites import (
   set_part,
   wirings_of,
 )
-from t2x.layers.initializers import building
+from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import reads_encoding, without_encoding
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
@@ -84,7 +84,9 @@ class SublayerBlock(nnx.Module):
     self.pattern = pattern
     self.names = tuple(sublayers)
     wirings = wirings_of(self, wiring, sublayers)
-    with building(num_branches=len(sublayers)):
+    around = build_context().pattern
+    own = pattern if around is None else around & pattern
+    with building(num_branches=len(sublayers), pattern=own):
       for index, (name, build) in enumerate(sublayers.items()):
         with building(branch=index):
           set_part(self, name, build(d_model, rngs=rngs))

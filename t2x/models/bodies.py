@@ -29,6 +29,7 @@ from t2x.layers import (
 )
 from t2x.layers.composites import replace_parts
 from t2x.layers.constraints import constrain
+from t2x.layers.initializers import building
 from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models.cache import BodyCache
@@ -96,7 +97,8 @@ class Encoder(nnx.Module):
       if input_dim is None
       else Linear((width,), (d_model,), ('factor', 'embed'), init=normal(0.02), rngs=rngs)
     )
-    self.stack = stack(d_model, rngs=rngs)
+    with building(pattern=pattern):
+      self.stack = stack(d_model, rngs=rngs)
     self.output_dim = self.stack.output_dim
     if _unwrap_partial(final_norm) is final_norm_if_needed and _ends_with_norm(self.stack):
       final_norm = None

@@ -80,13 +80,15 @@ class Stages(nnx.Module):
     def build(rngs: nnx.Rngs, places: Sequence[tuple[int, int] | None]) -> list[nnx.List]:
       built = []
       width = d_model
-      for build_merge, build_encoding, stage, place in zip(
-        merges, encodings, stages, places, strict=True
+      around = build_context().pattern
+      for build_merge, build_encoding, stage, place, own in zip(
+        merges, encodings, stages, places, self.stage_patterns, strict=True
       ):
         merging = build_merge and build_merge(width, rngs=rngs)
         width = width if merging is None else merging.output_dim
         positions = build_encoding and build_encoding(width, rngs=rngs)
-        with building(stage=place):
+        narrowed = own if around is None else around & own
+        with building(stage=place, pattern=narrowed):
           built.append((stage(width, rngs=rngs), merging, positions))
         width = built[-1][0].output_dim
       return [nnx.List(parts) for parts in zip(*built, strict=True)]

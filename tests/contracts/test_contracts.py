@@ -6,7 +6,8 @@ import json
 
 import jax.numpy as jnp
 import pytest
-from contract_parts import PARTS, REFUSED
+from contract_parts import PARTS
+from contract_refusals import REFUSED
 from eight_devices import run_on_eight_devices
 
 from t2x.base.errors import UserError

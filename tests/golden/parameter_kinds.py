@@ -93,6 +93,9 @@ PARTS = [
   *_width(layers.SinkhornAttention, num_heads=H, block=4),
   *_width(layers.RoutingAttention, num_heads=H, num_clusters=2, window=3),
   *_width(layers.RecurrentDecoder, layers.ConvS2SAttention),
+  *_width(layers.Recurrent, cell=layers.GRUCell),
+  *_width(layers.Recurrent, cell=layers.ElmanCell),
+  *_width(layers.Recurrent, cell=partial(layers.LSTMCell, norm=layers.LayerNorm)),
   *_width(layers.LightweightConvolution, layers.DynamicConvolution, num_heads=H, kernel_size=3),
   *(
     partial(part, W, linear=layers.WeightNormLinear)

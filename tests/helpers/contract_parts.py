@@ -31,6 +31,7 @@ from t2x.layers import (
   FlowAttention,
   ForgetGate,
   FromSource,
+  Full,
   FullBias,
   GatedConvolution,
   GatedDeltaNet,
@@ -38,6 +39,7 @@ from t2x.layers import (
   GatedMLP,
   GlobalLocalAttention,
   GridBias,
+  GRUCell,
   LatentKeyValues,
   LayerNorm,
   LearnedValueResidual,
@@ -57,6 +59,7 @@ from t2x.layers import (
   Parallel,
   PerHead,
   Plus,
+  Recurrent,
   RecurrentDecoder,
   RelativeSinusoids,
   RMSNorm,
@@ -85,11 +88,19 @@ from t2x.layers import (
   zeros,
 )
 from t2x.layers.constraints import num_parts
+from t2x.layers.initializers import building
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)
 
 # The arguments of `Subject`.
+
+
+def in_both_directions(d_model, *, rngs):
+  with building(pattern=Full()):
+    return Recurrent(d_model, input_dropout=0.1, state_dropout=0.1, rngs=rngs)
+
+
 PARTS = {
   'attention with grouped heads and rotary positions': {
     'build': part(attention, num_kv_heads=2, dropout_rate=0.1),
@@ -293,6 +304,9 @@ PARTS = {
   'cross-attention': {
     'build': part(FromSource, sublayer=part(attention, num_kv_heads=2, dropout_rate=0.1))
   },
+  'recurrent layer': {'build': part(Recurrent, input_dropout=0.1, state_dropout=0.1)},
+  'recurrent layer with gated units': {'build': part(Recurrent, cell=GRUCell)},
+  'recurrent layer in both directions': {'build': in_both_directions},
   'recurrent decoder': {'build': RecurrentDecoder},
   'ConvS2S attention': {'build': ConvS2SAttention},
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
@@ -312,51 +326,6 @@ PARTS = {
     'encoding': RoPE,
   },
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24, dropout_rate=0.1)},
-}
-# The contracts that need a cache.
-DECODING = (
-  'decoding equals the forward pass',
-  'prompts of different lengths decode',
-  'copies follow their parents',
-)
-# The contracts for which a part refuses the call, with a UserError.
-REFUSED = {
-  # Their keys are mixtures of all tokens of a row, later ones and those of other segments included.
-  **dict.fromkeys(
-    ('Linformer', 'Nystrom attention'),
-    (
-      'outputs ignore later tokens',
-      'packed rows equal separate rows',
-      *DECODING,
-    ),
-  ),
-  # Its blocks of tokens start at the start of a row.
-  'memory-compressed attention': ('packed rows equal separate rows',),
-  # It has no cache: language models of long rows use windows without global tokens.
-  'global and local attention': DECODING,
-  # Their biases depend on the distances of cached tokens, or on positions in the row.
-  'AFT-local': DECODING,
-  'AFT-conv': DECODING,
-  'AFT-full': ('packed rows equal separate rows', *DECODING),
-  # It mixes grids, which are neither packed nor padded, and never a part of one.
-  'windows of a grid': (
-    'outputs ignore later tokens',
-    'padding is not read',
-    'packed rows equal separate rows',
-    *DECODING,
-  ),
-  # They sort the tokens of a row.
-  'LSH attention': DECODING,
-  # Under Full() all tokens of a row compete for the places in its clusters.
-  'routing attention': ('packed rows equal separate rows', *DECODING),
-  # Tokens of a row compete for the places of an expert.
-  'experts that choose their tokens': (
-    'outputs ignore later tokens',
-    'packed rows equal separate rows',
-    *DECODING,
-  ),
-  # Its matched keys are mixtures of the tokens of a row.
-  'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }
 
 

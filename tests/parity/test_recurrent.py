@@ -1,6 +1,6 @@
-"""The recurrent decoder against joeynmt, with every parameter and its gradient."""
+"""Recurrent layers against torch.nn, with every parameter and its gradient."""
 
-import types
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,84 +9,91 @@ import pytest
 from applying import moved
 from flax import nnx
 
-from t2x.layers import Call, Causal, RecurrentDecoder, Source, Tokens
-from tests.parity import archives
+from t2x.layers import (
+  Causal,
+  ElmanCell,
+  Full,
+  GRUCell,
+  LSTMCell,
+  Plain,
+  Recurrent,
+  Tokens,
+)
+from t2x.models import Encoder, Stack, SublayerBlock
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytestmark = pytest.mark.nightly
 
-WIDTH, LENGTH = 8, 6
-SOURCE_LENGTHS = np.asarray([5, 3, 4])
+part = functools.partial
+WIDTH, LENGTH, LAYERS = 8, 7, 2
+LENGTHS = np.asarray([7, 3, 5])
+SEGMENTS = (np.arange(LENGTH) < LENGTHS[:, None]).astype(np.int32)
 rng = np.random.default_rng(0)
 X, WEIGHTS = (rng.normal(size=(3, LENGTH, WIDTH)).astype(np.float32) for _ in range(2))
-STATES = rng.normal(size=(3, 5, WIDTH)).astype(np.float32)
-SEGMENTS = (np.arange(5) < SOURCE_LENGTHS[:, None]).astype(np.int32)
+CELLS = {
+  'Elman': (ElmanCell, torch.nn.RNN),
+  'GRU': (GRUCell, torch.nn.GRU),
+  'LSTM': (LSTMCell, torch.nn.LSTM),
+}
 
 
-def joeynmt():
-  """Its module of decoders, which needs little of the modules that it imports."""
-  stubs = {
-    'builders': {'build_activation': lambda name: getattr(torch, name)},
-    'config': {'ConfigurationError': ValueError},
-    'encoders': {'Encoder': object},
-    'helpers': {'freeze_params': None, 'subsequent_mask': None},
-    'transformer_layers': {'PositionalEncoding': None, 'TransformerDecoderLayer': None},
-  }
-  modules = {f'joeynmt.{name}': types.ModuleType(f'joeynmt.{name}') for name in stubs}
-  for name, members in stubs.items():
-    vars(modules[f'joeynmt.{name}']).update(members)
-  return archives.module('joeynmt', '2.3.0', 'joeynmt.decoders', modules)
+def body(cell, pattern, **settings):
+  layer = part(
+    SublayerBlock, sublayers={'mixer': part(Recurrent, cell=cell, **settings)}, wiring=Plain
+  )
+  stack = part(Stack, num_layers=LAYERS, blocks=[layer])
+  model = Encoder(WIDTH, stack=stack, pattern=pattern, final_norm=None, rngs=nnx.Rngs(0))
+  return moved(model, scale=0.1)
 
 
-def as_theirs(part):
-  """The arrays of a decoder, or of its gradient, by joeynmt's names; their two biases of gates are one."""
-  inputs, state = part.cell.inputs, part.cell.state.kernel[...].reshape(2 * WIDTH, -1)
-  rows = np.concatenate([inputs.kernel[...].reshape(WIDTH, -1), state[:WIDTH]])
-  return {
-    'rnn.weight_ih_l0': rows.T,
-    'rnn.weight_hh_l0': state[WIDTH:].T,
-    'rnn.bias_ih_l0': inputs.bias[...].reshape(-1),
-    'att_vector_layer.weight': part.out.kernel[...].reshape(2 * WIDTH, -1).T,
-    'att_vector_layer.bias': part.out.bias[...],
-    'attention.key_layer.weight': part.attention.k.kernel[...].T,
-    'attention.query_layer.weight': part.attention.q.kernel[...].T,
-    'attention.energy_layer.weight': part.attention.scores.w[...],
-    'bridge_layer.weight': part.initial.bridge.kernel[...].T,
-    'bridge_layer.bias': part.initial.bridge.bias[...],
-  }
+def as_theirs(model):
+  """The arrays of a body, or of its gradient, by PyTorch's names; their first biases are ours, except for c in GRUs."""
+  arrays = {}
+  (block,) = model.stack.blocks
+  directions = {'': block.mixer.cell, '_reverse': block.mixer.backward}
+  for suffix, cell in directions.items():
+    for layer in range(LAYERS if cell is not None else 0):
+      name = f'l{layer}{suffix}'
+      inputs, state = (p.kernel[...][layer] for p in (cell.inputs, cell.state))
+      arrays[f'weight_ih_{name}'] = inputs.reshape(len(inputs), -1).T
+      arrays[f'weight_hh_{name}'] = state.reshape(len(state), -1).T
+      arrays[f'bias_ih_{name}'] = cell.inputs.bias[...][layer].reshape(-1)
+      if isinstance(cell, GRUCell):
+        arrays[f'bias_hh_{name}'] = cell.reset_bias[...][layer]
+  return arrays
 
 
-def test_a_recurrent_decoder_equals_joeynmt(compared):
-  ours = moved(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)), scale=0.1)
-  encoder = types.SimpleNamespace(output_size=WIDTH)
-  sizes = {'emb_size': WIDTH, 'hidden_size': WIDTH, 'vocab_size': 3}
-  theirs = joeynmt().RecurrentDecoder(rnn_type='lstm', encoder=encoder, **sizes)
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+@pytest.mark.parametrize('name', CELLS)
+def test_recurrent_layers_equal_those_of_torch(name, pattern, compared):
+  cell, module = CELLS[name]
+  ours = body(cell, pattern)
+  width = WIDTH // 2 if pattern == Full() else WIDTH
+  settings = {'num_layers': LAYERS, 'batch_first': True, 'bidirectional': pattern == Full()}
+  theirs = module(WIDTH, width, **settings)
   parameters, arrays = dict(theirs.named_parameters()), as_theirs(ours)
-  assert parameters.keys() - arrays.keys() == {'output_layer.weight', 'rnn.bias_hh_l0'}
   with torch.no_grad():
-    for name, array in arrays.items():
-      parameters[name].copy_(torch.tensor(np.array(array)))
-    # The sum of both biases is ours.
-    parameters['rnn.bias_ih_l0'].sub_(parameters['rnn.bias_hh_l0'])
-  x, states = (torch.tensor(a, requires_grad=True) for a in (X, STATES))
-  last = states[torch.arange(3), torch.tensor(SOURCE_LENGTHS - 1)]
-  mask = torch.tensor(SEGMENTS[:, None] > 0)
-  _, _, alignments, expected = theirs(x, states, last, mask, LENGTH)
+    for key, parameter in parameters.items():
+      array = arrays.get(key, np.zeros(0, np.float32))
+      padding = parameter.shape[0] - array.shape[0]
+      padded = np.pad(array, [(padding, 0), *[(0, 0)] * (array.ndim - 1)])
+      parameter.copy_(torch.tensor(padded))
+  x = torch.tensor(X, requires_grad=True)
+  packing = {'batch_first': True, 'enforce_sorted': False}
+  packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor(LENGTHS), **packing)
+  expected, _ = torch.nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
   (expected * torch.tensor(WEIGHTS)).sum().backward()
 
   @jax.jit
-  def weighted(part, x, states):
-    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
-    record = frozenset({'probabilities'})
-    result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
-    return (result.x * WEIGHTS).sum(), result
+  def weighted(model, x):
+    tokens = Tokens.row(LENGTH, segments=jnp.asarray(SEGMENTS), right_padded=True)
+    y = model(x, tokens=tokens).x * SEGMENTS[..., None]
+    return (y * WEIGHTS).sum(), y
 
-  gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'recurrent decoder with attention', 'joeynmt RecurrentDecoder'
-  compared(system, reference, result.x, expected.detach().numpy())
-  recorded = result.recorded['probabilities'][:, 0]
-  compared(system, reference, recorded, alignments.detach().numpy())
-  found = as_theirs(gradients[0]) | {'x': gradients[1], 'source': gradients[2]}
-  grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
-  for name, gradient in found.items():
-    compared(system, reference, gradient, grads[name].numpy(), of='gradients')
+  gradients, y = jax.grad(weighted, (0, 1), has_aux=True)(ours, X)
+  system, reference = 'recurrent layers', f'torch.nn.{module.__name__}'
+  compared(system, reference, y, expected.detach().numpy(), rtol=1e-6, atol=1e-6)
+  found = as_theirs(gradients[0]) | {'x': gradients[1]}
+  grads = {key: p.grad for key, p in parameters.items()} | {'x': x.grad}
+  for key, gradient in found.items():
+    wanted = grads[key].numpy()[-len(gradient) :]
+    compared(system, reference, gradient, wanted, rtol=1e-5, atol=1e-5, of='gradients')

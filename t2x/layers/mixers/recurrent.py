@@ -1,4 +1,4 @@
-"""Recurrent translation decoders: a cell that reads its own tokens and attends to the source."""
+"""Recurrent layers: a cell from token to token, in one direction or in both (Schuster and Paliwal 1997)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,223 +7,166 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.layers.attention.cache import SourceCache
-from t2x.layers.attention.from_source import FromSource
-from t2x.layers.attention.head_projections import source_of
-from t2x.layers.attention.source_attention import SourceAttention
+from t2x.base.ranges import TunableRate
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import xavier_uniform
+from t2x.layers.initializers import build_context
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.keys import named_key
+from t2x.layers.mixers.cells import Cell, LSTMCell, run
 from t2x.layers.mixers.recurrence import last_segment
-from t2x.layers.parameters import Initializer, Linear
-from t2x.layers.patterns.algebra import Causal
-from t2x.layers.tokens import RowLayout, Tokens
+from t2x.layers.parameters import dropout
+from t2x.layers.patterns.algebra import Causal, Full
 
-__all__ = ['LSTMCell', 'LastVector', 'RecurrentDecoder']
-
-Vectors = Float[Array, 'batch d_model']
-
-
-class LSTMCell(nnx.Module):
-  """One step of a long short-term memory (Hochreiter and Schmidhuber 1997), with the equations of PyTorch.
-
-  Attributes:
-    num_vectors: number of vectors of its state; the first is its output h.
-
-  Args:
-    d_model: width of the input and of each vector of the state.
-    fed_dim: width of a further input, which depends on earlier steps.
-    kernel_init: initialiser of both projections.
-  """
-
-  num_vectors = 2
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    fed_dim: int = 0,
-    kernel_init: Initializer = xavier_uniform(),
-    rngs: nnx.Rngs,
-  ):
-    shape = (4, d_model), ('embed', 'gates', 'mlp')
-    self.inputs = Linear((d_model,), *shape, init=kernel_init, rngs=rngs)
-    self.state = Linear((fed_dim + d_model,), *shape, init=kernel_init, use_bias=False, rngs=rngs)
-
-  def project(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest gates d_model']:
-    """Returns the part of the gates that depends on the input, for all steps at once."""
-    return self.inputs(x)
-
-  def __call__(
-    self, projected: Float[Array, 'batch gates d_model'], fed: Vectors, state: tuple[Vectors, ...]
-  ) -> tuple[Vectors, ...]:
-    """Returns the state (h, c) after a step, in the dtype of `state`."""
-    h, c = state
-    recurrent = self.state(jnp.concatenate([fed, h], axis=-1).astype(projected.dtype))
-    i, f, g, o = jnp.moveaxis((projected + recurrent).astype(c.dtype), 1, 0)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(c), c
-
-
-class LastVector(nnx.Module):
-  """Initial state from the source: tanh(W s + b) of the vector s of its last token, for each vector of the state.
-
-  Args:
-    d_model: width of the source and of the state.
-    kernel_init: initialiser of W.
-  """
-
-  def __init__(self, d_model: int, *, kernel_init: Initializer = xavier_uniform(), rngs: nnx.Rngs):
-    self.bridge = Linear((d_model,), (d_model,), ('embed', 'mlp'), init=kernel_init, rngs=rngs)
-
-  def __call__(
-    self, source: Source, segments: Int[Array, 'batch length']
-  ) -> Float[Array, 'batch length d_model']:
-    """Returns the initial state of a decoder of each of these segments."""
-    assert source.x is not None  # The cache of a decoder starts with the initial state.
-    last, own = jnp.full(segments.shape, source.x.shape[1] - 1), source.tokens.segments
-    if own is not None:
-      is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
-      last = jnp.where(is_own, jnp.arange(own.shape[1]), 0).max(axis=-1)
-    return jnp.tanh(self.bridge(jnp.take_along_axis(source.x, last[:, :, None], axis=1)))
+__all__ = ['Recurrent']
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class DecoderState(RecurrentState):
-  """State after the last token of each row, and the cache of the attention, which beams of a row share.
+class CellState(RecurrentState):
+  """State after the last token of each row.
 
   Attributes:
-    cell: vectors of the cell's state, each [batch, d_model], in float32 or wider.
-    fed: the last output, [batch, d_model].
+    vectors: the vectors of the cell's state, each [batch, state_dim], in float32 or wider.
     segment: the segment of the token, int32 [batch]; 0: no token yet.
-    source: keys and values of the source; None inside the loop over steps.
   """
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
-  cell: tuple[Any, ...]
-  fed: Any
+  vectors: tuple[Any, ...]
   segment: Any
-  source: SourceCache | None = None
 
 
-class RecurrentDecoder(nnx.Module):
-  """Recurrent decoder with attention to the source and input feeding (Luong et al. 2015,
-  https://arxiv.org/abs/1508.04025, section 3.3; with `SourceAttention`, the RecurrentDecoder of Joey NMT).
+class Recurrent(nnx.Module):
+  """Recurrent layer: the output of a token is the first vector of a cell's state after it.
 
-  A step reads the token and the previous output, and attends to the source with the new state h as its query:
-  y = tanh(W [h; context] + b). The wiring `Plain` makes y the input of the next layer.
+  In a body or block with the pattern Causal() it has one cell. With Full() it has two, of half the width, of which
+  `backward` begins with the last token of each segment, and their outputs are concatenated. Layers in sequence, as in
+  PyTorch, have the wiring `Plain`; its `dropout_rate` is the dropout between layers. Residual layers have `NoNorm`.
 
-  The pattern must be Causal(), tokens must be in the order of their positions, and the tokens of a segment must be
-  contiguous except for padding. Each segment starts from the state that `initial` computes from its source.
+  Each segment starts with zeros. Tokens must be in the order of their positions, and the tokens of a segment must be
+  contiguous except for padding, which leaves the state unchanged.
 
   Args:
-    d_model: width of the input, of the state and of the source.
-    cell: builds the recurrent cell, as `cell(d_model, fed_dim=d_model, rngs=rngs)`.
-    attention: builds the attention to the source.
-    initial: builds the initial state from the source. None: zeros.
-    kernel_init: initialiser of W.
+    d_model: width of the input and output.
+    cell: builds the cell: `ElmanCell`, `GRUCell` or `LSTMCell`.
+    input_dropout: dropout of the input, with the same mask for all tokens of a row (Gal and Ghahramani 2016,
+      https://arxiv.org/abs/1512.05287).
+    state_dropout: dropout of the output of the preceding token in the cell, with one mask per row, too.
 
   Raises:
-    UserError: when called, there is no source, or the pattern is not Causal().
+    UserError: the pattern is neither Full() nor Causal(), or the width is odd with Full(); when called, the pattern is
+      not that of the body and block that the layer was built in.
   """
 
   implements = (Sublayer,)
+  reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
 
   def __init__(
     self,
     d_model: int,
     *,
-    cell: Callable[..., LSTMCell] = LSTMCell,
-    attention: Callable[..., Sublayer] = SourceAttention,
-    initial: Callable[..., LastVector] | None = LastVector,
-    kernel_init: Initializer = xavier_uniform(),
+    cell: Callable[..., Cell] = LSTMCell,
+    input_dropout: TunableRate = 0.0,
+    state_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.cell = cell(d_model, fed_dim=d_model, rngs=rngs)
-    self.attention: Any = FromSource(d_model, sublayer=attention, rngs=rngs)
-    self.initial = initial and initial(d_model, rngs=rngs)
-    self.out = Linear((2, d_model), (d_model,), (None, 'mlp', 'embed'), init=kernel_init, rngs=rngs)
-
-  @property
-  def reads(self) -> frozenset[str]:
-    return self.attention.reads | {'pattern'}
+    self.input_dropout, self.state_dropout = input_dropout, state_dropout
+    pattern = build_context().pattern or Causal()
+    if pattern.offsets() not in (Causal().offsets(), Full().offsets()):
+      raise UserError(f'Recurrent does not support the pattern {pattern}: use Causal() or Full()')
+    self.pattern, both = pattern, pattern.offsets() == Full().offsets()
+    if both and d_model % 2:
+      raise UserError(
+        f'Recurrent has two cells of half the width with Full(), but d_model = {d_model} is odd: use an even width'
+      )
+    size = d_model // 2 if both else d_model
+    self.cell = cell(d_model, state_dim=size, rngs=rngs)
+    self.backward = cell(d_model, state_dim=size, rngs=rngs) if both else None
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
-  ) -> DecoderState:
-    """Returns the initial state, of rows with one segment, and the cache of the attention."""
-    source = source_of(self, source)
-    memory = self.attention.init_cache(batch, num_slots, dtype, source)
-    assert source.x is not None
-    zeros = jnp.zeros((batch, source.x.shape[2]), jnp.promote_types(dtype, Dtypes.reductions))
-    first, segment = zeros, jnp.ones(batch, jnp.int32)
-    if source.tokens.segments is not None:
-      segment = last_segment(jnp.broadcast_to(source.tokens.segments, source.x.shape[:2]), segment)
-    if self.initial is not None:
-      first = self.initial(source, segment[:, None])[:, 0].astype(zeros.dtype)
-    return DecoderState((first,) * self.cell.num_vectors, zeros, segment, memory)
+  ) -> CellState:
+    """Returns a state of zeros, whose size does not depend on `num_slots`."""
+    if self.backward is not None:
+      raise UserError(
+        'Recurrent with Full() reads later tokens and cannot decode token by token: use it in an Encoder, or leave out '
+        'evaluations that generate'
+      )
+    return CellState(self._zeros(self.cell, batch, dtype), jnp.zeros(batch, jnp.int32))
+
+  def _zeros(self, cell: Cell, batch: int, dtype: Any) -> tuple[Array, ...]:
+    wide = jnp.promote_types(dtype, Dtypes.reductions)
+    return (jnp.zeros((batch, cell.state_dim), wide),) * cell.num_vectors
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
     call: Call,
-    cache: DecoderState | None = None,
+    cache: CellState | None = None,
   ) -> Result:
-    """Applies the decoder to the tokens of `x`, after those of the cache; padding leaves the state unchanged."""
-    source = source_of(self, call.source)
-    if call.pattern.offsets() != Causal().offsets():
-      raise UserError(f'RecurrentDecoder does not support the pattern {call.pattern}: use Causal()')
+    """Applies the cells to the tokens of `x`, after those of the cache."""
+    if call.pattern.offsets() != self.pattern.offsets():
+      raise UserError(
+        f'Recurrent was built for the pattern {self.pattern} and received {call.pattern}: set the pattern of its body or '
+        'block when they are built'
+      )
+    mask = jnp.ones((len(x), 1, x.shape[2]), x.dtype)
+    x = x * dropout(mask, self.input_dropout, named_key(call.key, 'input_dropout'))
+    x = constrain(x, 'batch', None, 'embed')
+    before = jnp.zeros(len(x), jnp.int32) if cache is None else cache.segment
     segments = call.tokens.segments
-    segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-    segments = jnp.broadcast_to(segments, x.shape[:2])
-    state = self.init_cache(len(x), 0, x.dtype, source) if cache is None else cache
-    # The cache of one document starts with its initial state.
-    first = jnp.zeros(x.shape, state.fed.dtype)
-    if cache is None and self.initial is not None:
-      first = self.initial(source, segments).astype(state.fed.dtype)
-    tokens = dataclasses.replace(
-      call.tokens, segments=segments, layout=RowLayout.ARBITRARY, right_padded=False, grid=None
-    )
-    tokens = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(x), *a.shape[1:])), tokens)
-    inputs = constrain(self.cell.project(x), 'batch', None, None, 'mlp'), first, tokens
-    steps = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), inputs)
+    if segments is None and cache is not None:
+      segments = jnp.ones((1, x.shape[1]), jnp.int32)
+    if segments is not None:
+      segments = jnp.broadcast_to(segments, x.shape[:2])
+    start = self._zeros(self.cell, len(x), x.dtype) if cache is None else cache.vectors
+    y, end = self._direction(self.cell, x, call, segments, start, before)
+    if self.backward is not None:
+      start = self._zeros(self.backward, len(x), x.dtype)
+      later, _ = self._direction(self.backward, x, call, segments, start, before, reverse=True)
+      y = jnp.concatenate([y, later], axis=-1)
+    new = None
+    if cache is not None and segments is not None:
+      new = CellState(end, last_segment(segments, before))
+    return Result(constrain(y, 'batch', 'length', 'embed'), new)
 
-    # Not in the carry of the loop, of which the backward pass keeps a copy for each step.
-    memory, state = state.source, dataclasses.replace(state, source=None)
+  def _direction(
+    self,
+    cell: Cell,
+    x: Array,
+    call: Call,
+    segments: Int[Array, 'batch length'] | None,
+    state: tuple[Array, ...],
+    before: Int[Array, ' batch'],
+    *,
+    reverse: bool = False,
+  ) -> tuple[Array, tuple[Array, ...]]:
+    """Returns the outputs of a cell, and its state after the last step."""
+    factor = None
+    if call.key is not None and self.state_dropout != 0.0:
+      key = named_key(call.key, f'{"backward" if reverse else "cell"}.state_dropout')
+      factor = dropout(jnp.ones_like(state[0]), self.state_dropout, key)
+    masks = {}
+    if segments is not None:
+      order = segments[:, ::-1] if reverse else segments
+      starts = begins(order, before)
+      masks = {'starts': starts[:, ::-1] if reverse else starts, 'is_token': segments != 0}
+    return run(cell, x, state, factor=factor, reverse=reverse, **masks)
 
-    def step(state: DecoderState, step: Any) -> tuple[DecoderState, Any]:
-      return self._step(state, step, call, memory)
 
-    state, (y, recorded) = jax.lax.scan(step, state, steps)
-    state = dataclasses.replace(state, source=memory)
-    recorded = {name: jnp.moveaxis(a[:, :, :, 0], 0, 2) for name, a in recorded.items()}
-    y = constrain(jnp.moveaxis(y, 0, 1), 'batch', 'length', 'embed')
-    return Result(y, None if cache is None else state, recorded=recorded)
-
-  def _step(
-    self, state: DecoderState, step: tuple[Array, Array, Tokens], call: Call, memory: Any
-  ) -> tuple[DecoderState, tuple[Array, dict[str, Array]]]:
-    """Returns the state after a token of each row, and the output [batch, d_model] with recorded arrays."""
-    projected, first, tokens = step
-    is_token = (tokens.segments != 0)[:, None]
-    starts = is_token & (tokens.segments != state.segment)[:, None]
-    before = tuple(jnp.where(starts, first, a) for a in state.cell)
-    fed = jnp.where(starts, 0, state.fed)
-    cell = self.cell(projected, fed, before)
-    h = cell[0].astype(projected.dtype)
-    own = dataclasses.replace(call, tokens=jax.tree.map(lambda a: a[:, None], tokens))
-    result = self.attention(h[:, None], own, memory)
-    y = jnp.tanh(self.out(jnp.stack([h, result.x[:, 0]], axis=1)))
-    new = DecoderState(
-      tuple(jnp.where(is_token, a, b) for a, b in zip(cell, state.cell, strict=True)),
-      jnp.where(is_token, y.astype(fed.dtype), state.fed),
-      jnp.where(is_token[:, 0], tokens.segments, state.segment),
-    )
-    return new, (y, dict(result.recorded))
+def begins(
+  segments: Int[Array, 'batch length'], before: Int[Array, ' batch']
+) -> Bool[Array, 'batch length']:
+  """Returns whether a token is the first of its segment, for rows that continue after a token of the segment `before`
+  (0: no token)."""
+  numbers = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
+  last = jax.lax.cummax(jnp.where(segments != 0, numbers, -1), axis=1)
+  last = jnp.pad(last[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  previous = jnp.take_along_axis(segments, jnp.maximum(last, 0), axis=1)
+  previous = jnp.where(last < 0, before[:, None], previous)
+  return (segments != 0) & (segments != previous)

@@ -1,5 +1,4 @@
-"""The recurrent decoder in a model, with a cache and in beam search. tests/parity compares it with joeynmt, contracts are
-in tests/contracts."""
+"""Recurrent layers: packed rows, the loop's gradient, norms, dropout and caches. tests/parity compares them with torch.nn."""
 
 import functools
 
@@ -7,105 +6,168 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, moved
+from applying import applied, check_decoding, moved
 from flax import nnx
+from tiny_lm import lm
 
 from t2x.base.errors import UserError
-from t2x.decode import Beam, Greedy, generate
 from t2x.layers import (
-  MLP,
   Causal,
+  ElmanCell,
   Full,
-  MultiHeadAttention,
+  GRUCell,
+  LayerNorm,
+  LSTMCell,
   Plain,
-  RandomScores,
-  RecurrentDecoder,
-  RoPE,
-  Source,
-  SourceAttention,
-  TokenEmbedding,
+  Recurrent,
   Tokens,
-  normal,
+  Window,
 )
-from t2x.models import Block, Decoder, Encoder, EncoderDecoder, LMHead, Stack, SublayerBlock
+from t2x.layers.initializers import building
+from t2x.layers.mixers.cells import run
+from t2x.layers.one_cpu import plain_operations
+from t2x.models import SublayerBlock
 
 part = functools.partial
-VOCAB, WIDTH, PAD, EOS, ROOM = 11, 16, 0, 1, 4
-SOURCE = np.random.default_rng(3).integers(2, VOCAB, (3, 7))
-SEGMENTS = (np.arange(7) < np.asarray([[7], [4], [5]])).astype(np.int32)
-X = jax.random.normal(jax.random.key(0), (2, 5, WIDTH))
+WIDTH, LENGTH = 6, 9
+CELLS = {
+  'Elman': ElmanCell,
+  'GRU': GRUCell,
+  'LSTM': LSTMCell,
+  'LSTM with norms': part(LSTMCell, norm=LayerNorm),
+}
+rng = np.random.default_rng(0)
+X = jnp.asarray(rng.normal(size=(2, LENGTH, WIDTH)), jnp.float32)
+WEIGHTS = rng.normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
+# Padding within the rows, and at their ends.
+SEGMENTS = np.asarray([[1, 1, 0, 1, 2, 2, 2, 0, 0], [1, 2, 2, 2, 0, 2, 3, 3, 3]])
+# The places of each segment, and of padding inside a row.
+PIECES = [(0, [0, 1, 3]), (0, [4, 5, 6]), (1, [0]), (1, [1, 2, 3, 5]), (1, [6, 7, 8])]
 
 
-@pytest.fixture(scope='module')
-def model():
-  layer = part(SublayerBlock, sublayers={'mixer': RecurrentDecoder}, wiring=Plain)
-  block = part(
-    Block, mixer=part(MultiHeadAttention, num_heads=4), feed_forward=part(MLP, hidden_dim=16)
+def layer(pattern=Causal(), **settings):
+  with building(pattern=pattern):
+    return moved(Recurrent(WIDTH, rngs=nnx.Rngs(0), **settings))
+
+
+def packed_tokens():
+  return Tokens(jnp.zeros((2, LENGTH), jnp.int32), jnp.asarray(SEGMENTS))
+
+
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+@pytest.mark.parametrize('name', CELLS)
+def test_segments_of_packed_rows_equal_separate_rows(name, pattern):
+  own = layer(pattern, cell=CELLS[name])
+  packed, _ = applied(own, X, tokens=packed_tokens(), pattern=pattern)
+  for row, places in PIECES:
+    alone, _ = applied(own, X[row : row + 1, places], pattern=pattern)
+    np.testing.assert_allclose(packed[row, places], alone[0], atol=1e-6)
+
+
+@pytest.mark.parametrize('reverse', [False, True])
+@pytest.mark.parametrize('name', CELLS)
+def test_the_gradient_of_the_loop_is_that_of_the_plain_loop(name, reverse):
+  cell = moved(CELLS[name](WIDTH, rngs=nnx.Rngs(0)))
+  state = tuple(
+    jnp.asarray(rng.normal(size=(2, WIDTH)), jnp.float32) for _ in range(cell.num_vectors)
   )
-  network = EncoderDecoder(
-    d_model=WIDTH,
-    embedding=part(TokenEmbedding, vocab_size=VOCAB, init=normal(1.0)),
-    encoder=part(Encoder, stack=part(Stack, num_layers=1, blocks=[block]), encoding=RoPE),
-    decoder=part(Decoder, stack=part(Stack, num_layers=2, blocks=[layer]), final_norm=None),
-    head=LMHead,
-    rngs=nnx.Rngs(0),
+  first, factor = (
+    jnp.asarray(WEIGHTS) * 0.3,
+    jnp.asarray(rng.integers(0, 3, (2, WIDTH)), jnp.float32),
   )
-  return moved(network)
+  is_token = jnp.asarray(SEGMENTS != 0)
+  starts = jnp.asarray(rng.integers(0, 2, (2, LENGTH)) > 0) & is_token
+
+  def loss(cell, x, state, first):
+    settings = {'starts': starts, 'is_token': is_token, 'first': first, 'factor': factor}
+    y, end = run(cell, x, state, reverse=reverse, **settings)
+    return (y * WEIGHTS).sum() + sum(jnp.square(a).sum() for a in end)
+
+  def gradient(is_plain):
+    def of(*arrays):
+      if not is_plain:
+        return jax.value_and_grad(loss, (0, 1, 2, 3))(*arrays)
+      with plain_operations():
+        return jax.value_and_grad(loss, (0, 1, 2, 3))(*arrays)
+
+    return jax.jit(of)(cell, jnp.asarray(X), state, first)
+
+  for found, expected in zip(*map(jax.tree.leaves, map(gradient, (False, True))), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def log_probabilities(model, ids):
-  """Of each target token after the first of each row, from one forward pass."""
-  source = Tokens.row(7, segments=jnp.asarray(SEGMENTS))
-  logits = jax.jit(model)(jnp.asarray(SOURCE), jnp.asarray(ids), source_tokens=source).x
-  logits = jax.nn.log_softmax(logits[:, :-1], axis=-1)
-  return jnp.take_along_axis(logits, jnp.asarray(ids)[:, 1:, None], axis=2)[..., 0]
+def layer_norm(x, norm):
+  mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  scale, bias = (np.asarray(p[...], np.float64) for p in (norm.scale, norm.bias))
+  return (x - mean) / np.sqrt(variance + norm.epsilon) * scale + bias
 
 
-@pytest.mark.parametrize('strategy', [Greedy(), Beam(3)], ids=str)
-def test_generated_tokens_have_the_probabilities_of_the_forward_pass(model, strategy):
-  source_tokens = Tokens.row(7, segments=jnp.asarray(SEGMENTS))
-  inputs = {'source': jnp.asarray(SOURCE), 'source_tokens': source_tokens}
-  settings = {'max_new_tokens': ROOM, 'eos_id': EOS, 'pad_id': PAD, 'strategy': strategy}
-  prompts = np.full((3, 1), 2)
-  with jax.numpy_rank_promotion('allow'):  # Only layers and models broadcast explicitly.
-    found = generate(model, prompts, np.ones(3, int), **settings, **inputs)
-  ids = np.concatenate([prompts, found.tokens[:, 0]], axis=1)
-  own = np.arange(ROOM)[None] < np.asarray(found.lengths)
-  expected = np.where(own, log_probabilities(model, ids), 0)
-  np.testing.assert_allclose(found.log_probs[:, 0], expected, atol=2e-5)
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
 
 
-def test_decoding_token_by_token_equals_the_forward_pass(model):
-  source, tokens = jnp.asarray(SOURCE), Tokens.row(7, segments=jnp.asarray(SEGMENTS))
-  ids = jnp.asarray(np.random.default_rng(1).integers(2, VOCAB, (3, 5)))
-  full = jax.jit(model)(source, ids, source_tokens=tokens).x
-  decode = jax.jit(lambda model, *inputs: model.decode(*inputs))
-  cache = model.init_cache(3, 5, source, tokens)
-  for i in range(5):
-    logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((3, 1), i)), cache)
-    np.testing.assert_allclose(logits[:, 0], full[:, i], atol=2e-5)
-
-
-def test_without_an_initial_part_the_state_starts_with_zeros():
-  source = Source(X, Tokens.row(5))
-  cache = RecurrentDecoder(WIDTH, initial=None, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source)
-  for leaf in jax.tree.leaves((cache.cell, cache.fed)):
-    np.testing.assert_array_equal(leaf, 0)
-  assert (
-    jnp.abs(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source).cell[0]).min()
-    > 0
+def test_norms_of_gates_and_memory_equal_those_of_the_paper(compared):
+  own = layer(cell=CELLS['LSTM with norms'])
+  y, _ = applied(own, X, pattern=Causal())
+  cell, h, c = own.cell, np.zeros((2, WIDTH)), np.zeros((2, WIDTH))
+  inputs, state = (
+    np.asarray(p.kernel[...], np.float64).reshape(WIDTH, -1) for p in (cell.inputs, cell.state)
   )
+  for step in range(LENGTH):
+    z = layer_norm(np.float64(X[:, step]) @ inputs, cell.input_norm)
+    i, f, g, o = np.split(z + layer_norm(h @ state, cell.state_norm), 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(layer_norm(c, cell.output_norm))
+    compared(None, 'NumPy, float64', y[:, step], h)
+  assert cell.inputs.bias is None
 
 
-def test_unsupported_calls_are_refused():
-  decoder, row = RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)), Tokens.row(5)
-  with pytest.raises(UserError, match='attends to a source, but this model has no source'):
-    applied(decoder, X, pattern=Causal())
-  with pytest.raises(UserError, match='does not support the pattern'):
-    applied(decoder, X, pattern=Full(), source=Source(X, row))
-  with pytest.raises(UserError, match='reads no positions of the source, but there is RoPE'):
-    encoding = RoPE(WIDTH, rngs=nnx.Rngs(0))
-    applied(decoder, X, pattern=Causal(), source=Source(X, row, encoding))
-  with pytest.raises(UserError, match='SourceAttention cannot use RandomScores'):
-    scores = part(RandomScores, max_length=8)
-    SourceAttention(WIDTH, scores=scores, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize('rate', ['input_dropout', 'state_dropout'])
+def test_dropout_has_one_mask_for_all_steps(rate):
+  own = layer(cell=ElmanCell, **{rate: 0.5})
+  row = jnp.ones((1, LENGTH, WIDTH))
+  key = jax.random.split(jax.random.key(3), 1)
+
+  def output(x, key=None):
+    return applied(own, x, pattern=Causal(), key=key)[0]
+
+  assert not np.allclose(output(row, key), output(row))
+  u, w = own.cell.state.kernel[...][:, 0], own.cell.inputs.kernel[...][:, 0]
+  # The mask is a diagonal matrix in h_t = tanh(x_t M W + b + h_{t-1} M U): the same in all steps.
+  found = np.arctanh(np.float64(output(row, key)[0]))
+  states = np.tanh(found)
+  added = found - np.asarray(own.cell.inputs.bias[...][0])
+  if rate == 'input_dropout':
+    inputs = added[1:] - states[:-1] @ np.asarray(u)
+    masked = np.linalg.solve(np.asarray(w, np.float64).T, inputs.T).T
+  else:
+    inputs = added[1:] - np.ones(WIDTH) @ np.asarray(w)
+    masked = np.linalg.solve(np.asarray(u, np.float64).T, inputs.T).T / states[:-1]
+  np.testing.assert_allclose(masked, masked[:1].repeat(LENGTH - 1, 0), atol=1e-2)
+  assert set(np.round(masked[0])) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize('name', CELLS)
+def test_decoding_token_by_token_equals_the_forward_pass(name):
+  block = part(SublayerBlock, sublayers={'': part(Recurrent, cell=CELLS[name])}, wiring=Plain)
+  check_decoding(moved(lm(WIDTH, vocab_size=9, blocks=[block])(rngs=nnx.Rngs(0))))
+
+
+def test_a_block_with_its_own_pattern_in_an_encoder_has_one_direction():
+  with building(pattern=Full()):
+    block = SublayerBlock(WIDTH, sublayers={'mixer': Recurrent}, pattern=Causal(), rngs=nnx.Rngs(0))
+  assert block.mixer.backward is None
+
+
+def test_unsupported_patterns_are_refused():
+  with (
+    building(pattern=Window(3)),
+    pytest.raises(UserError, match='does not support the pattern Window'),
+  ):
+    Recurrent(WIDTH, rngs=nnx.Rngs(0))
+  with building(pattern=Full()), pytest.raises(UserError, match='d_model = 5 is odd'):
+    Recurrent(5, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='was built for the pattern Causal'):
+    applied(layer(), X, pattern=Full())
+  with pytest.raises(UserError, match='cannot decode token by token'):
+    layer(Full()).init_cache(2, 4)

@@ -1,0 +1,292 @@
+"""Cells of recurrent networks, with the equations of PyTorch, and the loop over time that all of them share.
+
+A step computes the new state from the projected input z, the product r of the output h before it with a matrix, and the
+state before it. Only the product is inside the loop: the projection of the inputs, and the gradient of the matrix, are
+one product each for all steps.
+"""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.lax import optimization_barrier
+from jaxtyping import Array, Bool, Float
+
+from t2x.base.ranges import Size
+from t2x.layers.composites import replace_parts
+from t2x.layers.initializers import xavier_uniform, zeros
+from t2x.layers.interfaces import Norm
+from t2x.layers.norms import norm_over
+from t2x.layers.one_cpu import is_plain, project
+from t2x.layers.parameters import Initializer, Linear, param
+
+__all__ = ['ElmanCell', 'GRUCell', 'LSTMCell']
+
+Vectors = Float[Array, 'batch state_dim']
+State = tuple[Vectors, ...]
+Gates = Float[Array, 'batch gates state_dim']
+
+
+class Cell(nnx.Module):
+  """Base class of recurrent cells; subclasses define `num_vectors`, `num_gates` and `update`.
+
+  Attributes:
+    num_vectors: number of vectors of the state; the first is the output h.
+    num_gates: number of vectors that the input and h are projected to.
+
+  Args:
+    d_model: width of the input.
+    state_dim: width of each vector of the state. None: d_model.
+    fed_dim: width of a further input, which depends on earlier steps.
+    use_bias: whether the projection of the input has a bias.
+    kernel_init: initialiser of both projections.
+  """
+
+  num_vectors: ClassVar[int]
+  num_gates: ClassVar[int]
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    state_dim: Size | None = None,
+    fed_dim: int = 0,
+    use_bias: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    self.fed_dim, self.state_dim = fed_dim, state_dim or d_model
+    shape = (self.num_gates, self.state_dim), ('embed', 'gates', 'mlp')
+    settings: Any = {'init': kernel_init, 'rngs': rngs}
+    self.inputs = Linear((d_model,), *shape, use_bias=use_bias, **settings)
+    self.state = Linear((fed_dim + self.state_dim,), *shape, use_bias=False, **settings)
+
+  def project(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest gates state_dim']:
+    """Returns the part of the gates that depends on the input, for all steps at once."""
+    return self.inputs(x)
+
+  def update(self, z: Gates, r: Gates, state: State) -> State:
+    """Returns the state after a step.
+
+    Args:
+      z: projected input.
+      r: product of h before the step.
+      state: state before the step, whose dtype is that of the result.
+    """
+    raise NotImplementedError
+
+  def __call__(self, projected: Gates, fed: Vectors, state: State) -> State:
+    """Returns the state after a step with a further input `fed`."""
+    kernel = self.state.kernel[...].astype(projected.dtype)
+    fed, h = (a.astype(projected.dtype) for a in (fed, state[0]))
+    z = projected + project(fed, kernel[: self.fed_dim], 1)
+    return self.update(z, project(h, kernel[self.fed_dim :], 1), state)
+
+
+class ElmanCell(Cell):
+  """Simple recurrence h = tanh(W x + U h + b) (Elman 1990). For the arguments see `Cell`."""
+
+  num_vectors, num_gates = 1, 1
+
+  def update(self, z: Gates, r: Gates, state: State) -> State:
+    return (jnp.tanh((z + r)[:, 0].astype(state[0].dtype)),)
+
+
+class GRUCell(Cell):
+  """Gated recurrent unit (Cho et al. 2014, https://arxiv.org/abs/1406.1078), whose reset gate multiplies the product:
+  h = (1 - u) n + u h with n = tanh(W x + b + reset * (U h + c)). For the arguments see `Cell`."""
+
+  num_vectors, num_gates = 1, 3
+
+  def __init__(self, d_model: int, *, rngs: nnx.Rngs, **settings: Any):
+    super().__init__(d_model, rngs=rngs, **settings)
+    self.reset_bias = param(zeros(), (self.state_dim,), ('mlp',), rngs, kind='vector')
+
+  def update(self, z: Gates, r: Gates, state: State) -> State:
+    (h,) = state
+    z, r = z.astype(h.dtype), r.astype(h.dtype)
+    gates = _sigmoid((z + r)[:, :2])
+    reset, keep = gates[:, 0], gates[:, 1]
+    n = jnp.tanh(z[:, 2] + reset * (r[:, 2] + self.reset_bias[...].astype(h.dtype)[None]))
+    return ((1 - keep) * n + keep * h,)
+
+
+class LSTMCell(Cell):
+  """Long short-term memory (Hochreiter and Schmidhuber 1997) with a forget gate.
+
+  Args:
+    d_model: width of the input.
+    norm: builds norms of W x and U h over all gates, and of c before the output (Ba et al. 2016,
+      https://arxiv.org/abs/1607.06450, section 5); their biases are those of the gates. None: no norms.
+    settings: those of `Cell`.
+  """
+
+  num_vectors, num_gates = 2, 4
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] | None = None,
+    rngs: nnx.Rngs,
+    **settings: Any,
+  ):
+    super().__init__(d_model, rngs=rngs, **{'use_bias': norm is None, **settings})
+    gates = self.num_gates * self.state_dim
+    self.input_norm, self.state_norm, self.output_norm = (
+      norm and norm_over('mlp', norm, size, rngs) for size in (gates, gates, self.state_dim)
+    )
+
+  def project(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest gates state_dim']:
+    return _normed(self.input_norm, self.inputs(x))
+
+  def update(self, z: Gates, r: Gates, state: State) -> State:
+    _, c = state
+    gates = (z + _normed(self.state_norm, r)).astype(c.dtype)
+    # One tanh for all gates, which XLA computes fastest over an array without slices.
+    factor = jnp.asarray([0.5, 0.5, 1.0, 0.5], c.dtype)[None, :, None]
+    i, f, g, o = jnp.moveaxis(_once(_once(jnp.tanh(factor * gates)) * factor + (1 - factor)), 1, 0)
+    c = _once(f * c + i * g)
+    return o * jnp.tanh(c if self.output_norm is None else self.output_norm(c)), c
+
+
+def _normed(norm: Any, gates: Array) -> Array:
+  """Normalises gates [..., gates, state_dim] over both dimensions."""
+  return gates if norm is None else norm(gates.reshape(*gates.shape[:-2], -1)).reshape(gates.shape)
+
+
+def _sigmoid(x: Array) -> Array:
+  """The logistic function, as a tanh, which is faster on a CPU."""
+  return 0.5 * _once(jnp.tanh(0.5 * x)) + 0.5
+
+
+def _once(x: Array) -> Array:
+  """Returns `x`, computed once: XLA's CPU backend would compute it again for each operation that reads it."""
+  return optimization_barrier(x)
+
+
+Steps = dict[str, Any]
+
+
+def run(
+  cell: Cell,
+  x: Float[Array, 'batch length d_model'],
+  state: State,
+  *,
+  starts: Bool[Array, 'batch length'] | None = None,
+  is_token: Bool[Array, 'batch length'] | None = None,
+  first: Float[Array, 'batch length state_dim'] | None = None,
+  factor: Vectors | None = None,
+  reverse: bool = False,
+) -> tuple[Float[Array, 'batch length state_dim'], State]:
+  """Applies a cell to a sequence.
+
+  Args:
+    cell: the cell, without a further input.
+    x: the inputs.
+    state: state before the first step.
+    starts: whether a token begins with a new state; None: none does.
+    is_token: whether a token changes the state; None: all do.
+    first: each vector of new states; None: zeros.
+    factor: factor of h in the product (dropout); None: 1.
+    reverse: whether the last token is the first step.
+
+  Returns:
+    h after each step in the dtype of `x`, and the state after the last step.
+  """
+  z = cell.project(jnp.moveaxis(x, 1, 0))
+  optional = {'starts': starts, 'is_token': is_token, 'first': first}
+  steps: Steps = {'z': z} | {
+    name: jnp.moveaxis(a, 1, 0)[..., *[None] * (3 - a.ndim)]
+    for name, a in optional.items()
+    if a is not None
+  }
+  kernel = cell.state.kernel[...].astype(x.dtype)
+  loop = _forward_loop if is_plain() else _loop
+  state, h = loop(
+    reverse, replace_parts(cell, inputs=None, state=None), kernel, state, steps, factor
+  )[:2]
+  return jnp.moveaxis(h.astype(x.dtype), 0, 1), state
+
+
+def _begin(state: State, step: Steps) -> State:
+  """Returns the state that a step continues."""
+  if 'starts' not in step:
+    return state
+  return tuple(jnp.where(step['starts'], step.get('first', jnp.zeros_like(a)), a) for a in state)
+
+
+def _product(kernel: Array, factor: Vectors | None, h: Vectors) -> Gates:
+  h = h if factor is None else h * factor.astype(h.dtype)
+  return project(h.astype(kernel.dtype), kernel, 1)
+
+
+def _advance(is_token: Any, cell: Cell, z: Gates, r: Gates, state: State) -> State:
+  new = cell.update(z, r, state)
+  if is_token is None:
+    return new
+  return tuple(jnp.where(is_token, a, b) for a, b in zip(new, state, strict=True))
+
+
+def _forward_loop(
+  reverse: bool, cell: Cell, kernel: Array, state: State, steps: Steps, factor: Vectors | None
+) -> tuple[State, Array, tuple[Array, ...], Array]:
+  """Returns the last state, and of each step h, the state that it continues and the product."""
+
+  def step(state: State, step: Steps) -> tuple[State, Any]:
+    state = _begin(state, step)
+    r = _product(kernel, factor, state[0])
+    new = _advance(step.get('is_token'), cell, step['z'], r, state)
+    return new, (new[0], state, r)
+
+  state, (h, before, r) = jax.lax.scan(step, state, steps, reverse=reverse)
+  return state, h, before, r
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loop(reverse: bool, *inputs: Any) -> tuple[State, Array]:
+  return _forward_loop(reverse, *inputs)[:2]
+
+
+def _forward(reverse: bool, *inputs: Any) -> tuple[Any, Any]:
+  *outputs, before, r = _forward_loop(reverse, *inputs)
+  return tuple(outputs), (inputs, before, r)
+
+
+def _backward(reverse: bool, saved: Any, gradients: Any) -> tuple[Any, ...]:
+  (cell, kernel, state, steps, factor), before, r = saved
+  last, h = gradients
+
+  def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
+    (dh, *rest), dcell = carry
+    step, before, r, added = inputs
+    advance = functools.partial(_advance, step.get('is_token'))
+    _, pull = jax.vjp(advance, cell, step['z'], r, before)
+    more, dz, dr, state = pull((dh + added, *rest))
+    _, pull = jax.vjp(functools.partial(_product, kernel, factor), before[0])
+    state = (state[0] + pull(dr)[0], *state[1:])
+    outputs = {'z': dz}
+    if 'starts' in step:
+      new = tuple(jnp.where(step['starts'], a, 0) for a in state)
+      state = tuple(jnp.where(step['starts'], 0, a) for a in state)
+      if 'first' in step:
+        outputs['first'] = functools.reduce(operator.add, new)
+    return (state, jax.tree.map(jnp.add, dcell, more)), (outputs, dr)
+
+  carry = last, jax.tree.map(jnp.zeros_like, cell)
+  inputs = steps, before, r, h
+  (state, dcell), (dsteps, dr) = jax.lax.scan(step, carry, inputs, reverse=not reverse)
+  # The gradient of the matrix, for all steps at once.
+  rows = before[0] if factor is None else before[0] * factor.astype(before[0].dtype)[None]
+  rows, dr = (a.reshape(-1, *a.shape[2:]).astype(kernel.dtype) for a in (rows, dr))
+  _, pull = jax.vjp(lambda kernel: project(rows, kernel, 1), kernel)
+  (dkernel,) = pull(dr)
+  dsteps |= {name: None for name in steps if name not in dsteps}
+  return dcell, dkernel, state, dsteps, None
+
+
+_loop.defvjp(_forward, _backward)

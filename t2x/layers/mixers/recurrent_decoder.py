@@ -1,0 +1,187 @@
+"""Recurrent translation decoders: a cell that reads its own tokens and attends to the source."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.base.errors import UserError
+from t2x.layers.attention.cache import SourceCache
+from t2x.layers.attention.from_source import FromSource
+from t2x.layers.attention.head_projections import source_of
+from t2x.layers.attention.source_attention import SourceAttention
+from t2x.layers.caches import RecurrentState
+from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.mixers.cells import Cell, LSTMCell
+from t2x.layers.mixers.recurrence import last_segment
+from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.patterns.algebra import Causal
+from t2x.layers.tokens import RowLayout, Tokens
+
+__all__ = ['LastVector', 'RecurrentDecoder']
+
+
+class LastVector(nnx.Module):
+  """Initial state from the source: tanh(W s + b) of the vector s of its last token, for each vector of the state.
+
+  Args:
+    d_model: width of the source and of the state.
+    kernel_init: initialiser of W.
+  """
+
+  def __init__(self, d_model: int, *, kernel_init: Initializer = xavier_uniform(), rngs: nnx.Rngs):
+    self.bridge = Linear((d_model,), (d_model,), ('embed', 'mlp'), init=kernel_init, rngs=rngs)
+
+  def __call__(
+    self, source: Source, segments: Int[Array, 'batch length']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the initial state of a decoder of each of these segments."""
+    assert source.x is not None  # The cache of a decoder starts with the initial state.
+    last, own = jnp.full(segments.shape, source.x.shape[1] - 1), source.tokens.segments
+    if own is not None:
+      is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
+      last = jnp.where(is_own, jnp.arange(own.shape[1]), 0).max(axis=-1)
+    return jnp.tanh(self.bridge(jnp.take_along_axis(source.x, last[:, :, None], axis=1)))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecoderState(RecurrentState):
+  """State after the last token of each row, and the cache of the attention, which beams of a row share.
+
+  Attributes:
+    cell: vectors of the cell's state, each [batch, d_model], in float32 or wider.
+    fed: the last output, [batch, d_model].
+    segment: the segment of the token, int32 [batch]; 0: no token yet.
+    source: keys and values of the source; None inside the loop over steps.
+  """
+
+  # Not annotated with shapes: a stack adds a leading dimension for its layers.
+  cell: tuple[Any, ...]
+  fed: Any
+  segment: Any
+  source: SourceCache | None = None
+
+
+class RecurrentDecoder(nnx.Module):
+  """Recurrent decoder with attention to the source and input feeding (Luong et al. 2015,
+  https://arxiv.org/abs/1508.04025, section 3.3; with `SourceAttention`, the RecurrentDecoder of Joey NMT).
+
+  A step reads the token and the previous output, and attends to the source with the new state h as its query:
+  y = tanh(W [h; context] + b). The wiring `Plain` makes y the input of the next layer.
+
+  The pattern must be Causal(), tokens must be in the order of their positions, and the tokens of a segment must be
+  contiguous except for padding. Each segment starts from the state that `initial` computes from its source.
+
+  Args:
+    d_model: width of the input, of the state and of the source.
+    cell: builds the recurrent cell, as `cell(d_model, fed_dim=d_model, rngs=rngs)`.
+    attention: builds the attention to the source.
+    initial: builds the initial state from the source. None: zeros.
+    kernel_init: initialiser of W.
+
+  Raises:
+    UserError: when called, there is no source, or the pattern is not Causal().
+  """
+
+  implements = (Sublayer,)
+  max_length: int | None = None
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    cell: Callable[..., Cell] = LSTMCell,
+    attention: Callable[..., Sublayer] = SourceAttention,
+    initial: Callable[..., LastVector] | None = LastVector,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    self.cell = cell(d_model, fed_dim=d_model, rngs=rngs)
+    self.attention: Any = FromSource(d_model, sublayer=attention, rngs=rngs)
+    self.initial = initial and initial(d_model, rngs=rngs)
+    self.out = Linear((2, d_model), (d_model,), (None, 'mlp', 'embed'), init=kernel_init, rngs=rngs)
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.attention.reads | {'pattern'}
+
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+  ) -> DecoderState:
+    """Returns the initial state, of rows with one segment, and the cache of the attention."""
+    source = source_of(self, source)
+    memory = self.attention.init_cache(batch, num_slots, dtype, source)
+    assert source.x is not None
+    zeros = jnp.zeros((batch, source.x.shape[2]), jnp.promote_types(dtype, Dtypes.reductions))
+    first, segment = zeros, jnp.ones(batch, jnp.int32)
+    if source.tokens.segments is not None:
+      segment = last_segment(jnp.broadcast_to(source.tokens.segments, source.x.shape[:2]), segment)
+    if self.initial is not None:
+      first = self.initial(source, segment[:, None])[:, 0].astype(zeros.dtype)
+    return DecoderState((first,) * self.cell.num_vectors, zeros, segment, memory)
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: DecoderState | None = None,
+  ) -> Result:
+    """Applies the decoder to the tokens of `x`, after those of the cache; padding leaves the state unchanged."""
+    source = source_of(self, call.source)
+    if call.pattern.offsets() != Causal().offsets():
+      raise UserError(f'RecurrentDecoder does not support the pattern {call.pattern}: use Causal()')
+    segments = call.tokens.segments
+    segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
+    segments = jnp.broadcast_to(segments, x.shape[:2])
+    state = self.init_cache(len(x), 0, x.dtype, source) if cache is None else cache
+    # The cache of one document starts with its initial state.
+    first = jnp.zeros(x.shape, state.fed.dtype)
+    if cache is None and self.initial is not None:
+      first = self.initial(source, segments).astype(state.fed.dtype)
+    tokens = dataclasses.replace(
+      call.tokens, segments=segments, layout=RowLayout.ARBITRARY, right_padded=False, grid=None
+    )
+    tokens = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(x), *a.shape[1:])), tokens)
+    inputs = constrain(self.cell.project(x), 'batch', None, None, 'mlp'), first, tokens
+    steps = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), inputs)
+
+    # Not in the carry of the loop, of which the backward pass keeps a copy for each step.
+    memory, state = state.source, dataclasses.replace(state, source=None)
+
+    def step(state: DecoderState, step: Any) -> tuple[DecoderState, Any]:
+      return self._step(state, step, call, memory)
+
+    state, (y, recorded) = jax.lax.scan(step, state, steps)
+    state = dataclasses.replace(state, source=memory)
+    recorded = {name: jnp.moveaxis(a[:, :, :, 0], 0, 2) for name, a in recorded.items()}
+    y = constrain(jnp.moveaxis(y, 0, 1), 'batch', 'length', 'embed')
+    return Result(y, None if cache is None else state, recorded=recorded)
+
+  def _step(
+    self, state: DecoderState, step: tuple[Array, Array, Tokens], call: Call, memory: Any
+  ) -> tuple[DecoderState, tuple[Array, dict[str, Array]]]:
+    """Returns the state after a token of each row, and the output [batch, d_model] with recorded arrays."""
+    projected, first, tokens = step
+    is_token = (tokens.segments != 0)[:, None]
+    starts = is_token & (tokens.segments != state.segment)[:, None]
+    before = tuple(jnp.where(starts, first, a) for a in state.cell)
+    fed = jnp.where(starts, 0, state.fed)
+    cell = self.cell(projected, fed, before)
+    h = cell[0].astype(projected.dtype)
+    own = dataclasses.replace(call, tokens=jax.tree.map(lambda a: a[:, None], tokens))
+    result = self.attention(h[:, None], own, memory)
+    y = jnp.tanh(self.out(jnp.stack([h, result.x[:, 0]], axis=1)))
+    new = DecoderState(
+      tuple(jnp.where(is_token, a, b) for a, b in zip(cell, state.cell, strict=True)),
+      jnp.where(is_token, y.astype(fed.dtype), state.fed),
+      jnp.where(is_token[:, 0], tokens.segments, state.segment),
+    )
+    return new, (y, dict(result.recorded))

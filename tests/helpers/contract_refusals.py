@@ -1,0 +1,53 @@
+"""The contracts that parts of contract_parts.py refuse, because they do not support what it calls them with."""
+
+# The contracts that need a cache.
+DECODING = (
+  'decoding equals the forward pass',
+  'prompts of different lengths decode',
+  'copies follow their parents',
+)
+# The contracts for which a part refuses the call, with a UserError.
+REFUSED = {
+  # Their keys are mixtures of all tokens of a row, later ones and those of other segments included.
+  **dict.fromkeys(
+    ('Linformer', 'Nystrom attention'),
+    (
+      'outputs ignore later tokens',
+      'packed rows equal separate rows',
+      *DECODING,
+    ),
+  ),
+  # Its blocks of tokens start at the start of a row.
+  'memory-compressed attention': ('packed rows equal separate rows',),
+  # It has no cache: language models of long rows use windows without global tokens.
+  'global and local attention': DECODING,
+  # Their biases depend on the distances of cached tokens, or on positions in the row.
+  'AFT-local': DECODING,
+  'AFT-conv': DECODING,
+  'AFT-full': ('packed rows equal separate rows', *DECODING),
+  # It mixes grids, which are neither packed nor padded, and never a part of one.
+  'windows of a grid': (
+    'outputs ignore later tokens',
+    'padding is not read',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
+  # One with Full() refuses Causal().
+  'recurrent layer in both directions': (
+    'outputs ignore later tokens',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
+  # They sort the tokens of a row.
+  'LSH attention': DECODING,
+  # Under Full() all tokens of a row compete for the places in its clusters.
+  'routing attention': ('packed rows equal separate rows', *DECODING),
+  # Tokens of a row compete for the places of an expert.
+  'experts that choose their tokens': (
+    'outputs ignore later tokens',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
+  # Its matched keys are mixtures of the tokens of a row.
+  'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
+}

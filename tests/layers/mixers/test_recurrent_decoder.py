@@ -1,0 +1,111 @@
+"""The recurrent decoder in a model, with a cache and in beam search. tests/parity compares it with joeynmt, contracts are
+in tests/contracts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import applied, moved
+from flax import nnx
+
+from t2x.base.errors import UserError
+from t2x.decode import Beam, Greedy, generate
+from t2x.layers import (
+  MLP,
+  Causal,
+  Full,
+  MultiHeadAttention,
+  Plain,
+  RandomScores,
+  RecurrentDecoder,
+  RoPE,
+  Source,
+  SourceAttention,
+  TokenEmbedding,
+  Tokens,
+  normal,
+)
+from t2x.models import Block, Decoder, Encoder, EncoderDecoder, LMHead, Stack, SublayerBlock
+
+part = functools.partial
+VOCAB, WIDTH, PAD, EOS, ROOM = 11, 16, 0, 1, 4
+SOURCE = np.random.default_rng(3).integers(2, VOCAB, (3, 7))
+SEGMENTS = (np.arange(7) < np.asarray([[7], [4], [5]])).astype(np.int32)
+X = jax.random.normal(jax.random.key(0), (2, 5, WIDTH))
+
+
+@pytest.fixture(scope='module')
+def model():
+  layer = part(SublayerBlock, sublayers={'mixer': RecurrentDecoder}, wiring=Plain)
+  block = part(
+    Block, mixer=part(MultiHeadAttention, num_heads=4), feed_forward=part(MLP, hidden_dim=16)
+  )
+  network = EncoderDecoder(
+    d_model=WIDTH,
+    embedding=part(TokenEmbedding, vocab_size=VOCAB, init=normal(1.0)),
+    encoder=part(Encoder, stack=part(Stack, num_layers=1, blocks=[block]), encoding=RoPE),
+    decoder=part(Decoder, stack=part(Stack, num_layers=2, blocks=[layer]), final_norm=None),
+    head=LMHead,
+    rngs=nnx.Rngs(0),
+  )
+  return moved(network)
+
+
+def log_probabilities(model, ids):
+  """Of each target token after the first of each row, from one forward pass."""
+  source = Tokens.row(7, segments=jnp.asarray(SEGMENTS))
+  logits = jax.jit(model)(jnp.asarray(SOURCE), jnp.asarray(ids), source_tokens=source).x
+  logits = jax.nn.log_softmax(logits[:, :-1], axis=-1)
+  return jnp.take_along_axis(logits, jnp.asarray(ids)[:, 1:, None], axis=2)[..., 0]
+
+
+@pytest.mark.parametrize('strategy', [Greedy(), Beam(3)], ids=str)
+def test_generated_tokens_have_the_probabilities_of_the_forward_pass(model, strategy):
+  source_tokens = Tokens.row(7, segments=jnp.asarray(SEGMENTS))
+  inputs = {'source': jnp.asarray(SOURCE), 'source_tokens': source_tokens}
+  settings = {'max_new_tokens': ROOM, 'eos_id': EOS, 'pad_id': PAD, 'strategy': strategy}
+  prompts = np.full((3, 1), 2)
+  with jax.numpy_rank_promotion('allow'):  # Only layers and models broadcast explicitly.
+    found = generate(model, prompts, np.ones(3, int), **settings, **inputs)
+  ids = np.concatenate([prompts, found.tokens[:, 0]], axis=1)
+  own = np.arange(ROOM)[None] < np.asarray(found.lengths)
+  expected = np.where(own, log_probabilities(model, ids), 0)
+  np.testing.assert_allclose(found.log_probs[:, 0], expected, atol=2e-5)
+
+
+def test_decoding_token_by_token_equals_the_forward_pass(model):
+  source, tokens = jnp.asarray(SOURCE), Tokens.row(7, segments=jnp.asarray(SEGMENTS))
+  ids = jnp.asarray(np.random.default_rng(1).integers(2, VOCAB, (3, 5)))
+  full = jax.jit(model)(source, ids, source_tokens=tokens).x
+  decode = jax.jit(lambda model, *inputs: model.decode(*inputs))
+  cache = model.init_cache(3, 5, source, tokens)
+  for i in range(5):
+    logits, cache = decode(model, ids[:, i : i + 1], Tokens(jnp.full((3, 1), i)), cache)
+    np.testing.assert_allclose(logits[:, 0], full[:, i], atol=2e-5)
+
+
+def test_without_an_initial_part_the_state_starts_with_zeros():
+  source = Source(X, Tokens.row(5))
+  cache = RecurrentDecoder(WIDTH, initial=None, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source)
+  for leaf in jax.tree.leaves((cache.cell, cache.fed)):
+    np.testing.assert_array_equal(leaf, 0)
+  assert (
+    jnp.abs(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source).cell[0]).min()
+    > 0
+  )
+
+
+def test_unsupported_calls_are_refused():
+  decoder, row = RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)), Tokens.row(5)
+  with pytest.raises(UserError, match='attends to a source, but this model has no source'):
+    applied(decoder, X, pattern=Causal())
+  with pytest.raises(UserError, match='does not support the pattern'):
+    applied(decoder, X, pattern=Full(), source=Source(X, row))
+  with pytest.raises(UserError, match='reads no positions of the source, but there is RoPE'):
+    encoding = RoPE(WIDTH, rngs=nnx.Rngs(0))
+    applied(decoder, X, pattern=Causal(), source=Source(X, row, encoding))
+  with pytest.raises(UserError, match='SourceAttention cannot use RandomScores'):
+    scores = part(RandomScores, max_length=8)
+    SourceAttention(WIDTH, scores=scores, rngs=nnx.Rngs(0))
