@@ -176,7 +176,11 @@ def measure(size: Size, experts: int, rounds: int) -> Iterator[dict]:
   runs, waiting = {}, {}
   with concurrent.futures.ThreadPoolExecutor() as pool:
     for name, case in cases.items():
-      program, arguments = lowered(size, *case)
+      try:
+        program, arguments = lowered(size, *case)
+      except ImportError as problem:  # Of a kernel that this jax does not have.
+        failures[name] = f'{type(problem).__name__}: {problem}'
+        continue
       waiting[name] = pool.submit(program.compile), arguments
   for name, (future, arguments) in waiting.items():
     try:

@@ -292,6 +292,8 @@ def in_process(name: str, smoke: bool, seconds: float, add) -> str | None:
     print(f'{name}: {time.monotonic() - began:.0f} s', flush=True)
     if code == 0:
       return None
+    if time.monotonic() - began >= seconds:
+      return 'not finished: the time is up'
     errors.seek(0)
     lines = [line for line in errors.read().splitlines() if line.strip()]
     print('\n'.join(lines[-15:]), file=sys.stderr)

@@ -33,7 +33,7 @@ class PallasMHA(Kernel):
   """
 
   block: Size = 128
-  backward_block: Size = 32
+  backward_block: Size = 64
   interpret: bool = False
 
   def __post_init__(self):

@@ -157,6 +157,22 @@ def test_auto_chooses_by_rows_on_a_gpu(gpu):
   assert choice(Full(), Tokens.row(1024, segments=segments))[0] == Blockwise()
 
 
+@pytest.mark.parametrize(
+  ('length', 'settings', 'kernel'),
+  [
+    (128, {}, Dense()),
+    (256, {}, PallasMHA()),
+    (256, {'dropout_rate': 0.1, 'key': jax.random.key(0)}, Dense()),
+    (1024, {}, PallasMHA()),
+  ],
+)
+def test_short_packed_rows_on_a_gpu_are_dense_where_that_is_faster(gpu, length, settings, kernel):
+  q, k, v = arrays(4, length=length, dim=64, dtype=jnp.bfloat16)
+  segments = jnp.ones((2, length), jnp.int32)
+  tokens = Tokens(segments, segments, layout=RowLayout.PACKED)
+  assert Auto().choose(inputs(q, k, v, Causal(), tokens, **settings))[0] == kernel
+
+
 def nan_at_padding(x, count):
   if count is None:
     return x
