@@ -1,13 +1,14 @@
 """Heads that pool hidden vectors into one vector per row, or compute class logits."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers import Initializer, Linear, TextEmbedding, dropout, named_key, normal, zeros
+from t2x.layers import Initializer, Linear, Norm, TextEmbedding, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import ClassHead, Head, OutputHead
 
@@ -82,6 +83,7 @@ class Classifier(nnx.Module):
   Args:
     d_model: width of the pooled vector.
     num_classes: number of logits.
+    norm: builds a norm of the pooled vector, as BEiT, MAE and ConvNeXt have after a mean. None: no norm.
     dropout_rate: dropout rate on the pooled vector.
     init: initialiser of the projection.
   """
@@ -93,11 +95,13 @@ class Classifier(nnx.Module):
     d_model: int,
     *,
     num_classes: Size,
+    norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
     init: Initializer = zeros(),
     rngs: nnx.Rngs,
   ):
     self.num_classes = num_classes
+    self.norm: Any = norm and norm(d_model, rngs=rngs)
     self.dropout_rate = dropout_rate
     self.out = Linear(
       (d_model,), (num_classes,), ('embed', 'classes'), init=init, kind='table', rngs=rngs
@@ -106,6 +110,7 @@ class Classifier(nnx.Module):
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
+    x = x if self.norm is None else self.norm(x)
     return self.out(dropout(x, self.dropout_rate, named_key(key, 'dropout')))
 
 
