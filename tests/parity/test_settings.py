@@ -16,7 +16,11 @@ from t2x.layers import (
   gelu_exact,
   ones,
 )
-from t2x.models import LMHead, MaskedLMHead, TiedHead
+from t2x.models import (
+  LMHead,
+  MaskedLMHead,
+  TiedHead,
+)
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -94,14 +98,14 @@ def test_scaled_logits_equal_granite_and_cohere(tied, equal):
   }
   if tied:
     theirs = transformers.CohereForCausalLM(transformers.CohereConfig(**settings, logit_scale=0.3))
-    scale, norm = 0.3, part(LayerNorm, epsilon=1e-5, use_bias=False)
+    scale, builder = 0.3, part(LayerNorm, epsilon=1e-5, use_bias=False)
   else:
     config = transformers.GraniteConfig(**settings, logits_scaling=8.0, embedding_multiplier=1.0)
     theirs = transformers.GraniteForCausalLM(config)
-    scale, norm = 1 / 8, part(RMSNorm, epsilon=1e-6)
+    scale, builder = 1 / 8, part(RMSNorm, epsilon=1e-6)
   head = part(TiedHead if tied else LMHead, logit_scale=scale)
   ours = Head(head, nnx.Rngs(0))
-  ours.norm = norm(WIDTH, rngs=nnx.Rngs(0))
+  ours.norm = builder(WIDTH, rngs=nnx.Rngs(0))
 
   def arrays(get):
     found = {'norm.scale': get(theirs.model.norm.weight)}

@@ -161,6 +161,8 @@ class PatchEmbedding(nnx.Module):
     patch_size: side of the square patches, in pixels.
     channels: number of channels of the images.
     class_token: whether to prepend a learned token to the patches.
+    num_registers: number of further learned tokens, after the class token (Darcet et al. 2023,
+      https://arxiv.org/abs/2309.16588).
     use_bias: whether the projection has a bias.
     init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
       of a convolution with stride `patch_size` (HWIO).
@@ -177,13 +179,14 @@ class PatchEmbedding(nnx.Module):
     patch_size: Size,
     channels: Size = 3,
     class_token: bool = True,
+    num_registers: Natural = 0,
     use_bias: bool = True,
     init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,
   ):
     self.patch_size = patch_size
     self.input = Input('image', (None, None, channels), 'float32')
-    self.num_extra = int(class_token)
+    self.num_extra = class_token + num_registers
     self.projection = Linear(
       (patch_size, patch_size, channels),
       (d_model,),
@@ -196,6 +199,11 @@ class PatchEmbedding(nnx.Module):
     self.class_token = (
       param(zeros(), (d_model,), ('embed',), rngs, kind='vector') if class_token else None
     )
+    # Equal registers would remain equal.
+    shape, axes = (num_registers, d_model), ('registers', 'embed')
+    self.registers = (
+      param(normal(0.02), shape, axes, rngs, kind='vector') if num_registers else None
+    )
 
   def __call__(
     self, images: Float[Array, 'batch height width channels'], tokens: Tokens | None = None
@@ -204,7 +212,7 @@ class PatchEmbedding(nnx.Module):
 
     Args:
       images: pixels.
-      tokens: metadata of the class token and the patches, to which the grid is added; None: `Tokens.row`.
+      tokens: metadata of the class token, the registers and the patches, to which the grid is added; None: `Tokens.row`.
 
     Raises:
       UserError: height or width is not a multiple of patch_size, or the number of channels or of `tokens`
@@ -225,9 +233,11 @@ class PatchEmbedding(nnx.Module):
     rows, columns = height // patch, width // patch
     x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
     x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
-    if self.class_token is not None:
-      first = broadcast(self.class_token[...], (batch, 1, x.shape[-1]), x.dtype)
-      x = jnp.concatenate([first, x], axis=1)
+    for extra in (self.registers, self.class_token):
+      if extra is not None:
+        extra = extra[...].reshape(-1, x.shape[-1])
+        first = broadcast(extra, (batch, *extra.shape), x.dtype)
+        x = jnp.concatenate([first, x], axis=1)
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
     if tokens.positions.shape[1] != x.shape[1]:
       raise UserError(

@@ -28,7 +28,8 @@ class LearnedGrid(PositionEncoding):
     d_model: width of the tokens.
     height: number of rows of the trained grid, in patches.
     width: number of columns of the trained grid, in patches.
-    num_extra: number of tokens before the patches (the class token).
+    num_extra: number of tokens before the patches that have a vector, the first ones (the class token). Others, such
+      as registers, have none.
     init: initialiser of the table [num_extra + height * width, d_model].
   """
 
@@ -52,13 +53,16 @@ class LearnedGrid(PositionEncoding):
     """Adds the position vectors to `x`, interpolated (bicubic) unless the grid is the trained one.
 
     Raises:
-      UserError: the tokens have no grid of rows and columns, or their number is not `num_extra` plus the
-        size of the grid.
+      UserError: the tokens have no grid of rows and columns, or fewer than `num_extra` tokens before it.
     """
-    grid = _grid(x, tokens, self.num_extra, 'LearnedGrid')
+    num_extra, num_plain = self.num_extra, max(tokens.num_extra - self.num_extra, 0)
+    grid = _grid(x, tokens, num_extra + num_plain, 'LearnedGrid')
     table = self.table[...]
     if grid != (self.height, self.width):
-      table = resize_grid(table, (self.height, self.width), grid, self.num_extra)
+      table = resize_grid(table, (self.height, self.width), grid, num_extra)
+    if num_plain:
+      plain = jnp.zeros((num_plain, table.shape[1]), table.dtype)
+      table = jnp.concatenate([table[:num_extra], plain, table[num_extra:]])
     return x + broadcast(table, x.shape, x.dtype)
 
 
@@ -184,7 +188,7 @@ def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int
   rows, columns = tokens.grid
   if x.shape[1] != num_extra + rows * columns:
     raise UserError(
-      f'{x.shape[1]} tokens are not {name}.num_extra = {num_extra} plus those of a grid of '
-      f'{rows} x {columns}: set num_extra to the number of class tokens'
+      f'{x.shape[1]} tokens are not {num_extra} (class tokens and registers) plus those of a grid of '
+      f'{rows} x {columns}: set {name}.num_extra to the number of class tokens'
     )
   return rows, columns
