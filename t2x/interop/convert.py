@@ -306,7 +306,7 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
   )
   restored = reader.restore(old, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))
   state = {_new_name(name): leaf for name, leaf in named_leaves(restored.state)}
-  about = checkpoints.about(step)
+  about = checkpoints.orbax.read_about(old)
   about['arrays'] = {_new_name(name): shape for name, shape in about['arrays'].items()}
   about['format'] = FORMAT
   args = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))

@@ -24,8 +24,8 @@ from t2x.layers import (
   Result,
   RoutingAttention,
   SinkhornAttention,
-  SwitchFeedForward,
   Tokens,
+  TopK,
 )
 from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.layers.mixers.gated_delta import gated_delta_rule
@@ -189,7 +189,7 @@ def exact_parts():
     'random features': (FavorPlus(4, num_features=8, rngs=rngs).queries, q),
     'hashes': (hashes, heads, normal(6, 2, 4, 3, 5)),
     'clusters': (routing._similarity, heads),
-    'experts': (SwitchFeedForward(8, num_experts=3, hidden_dim=4, rngs=rngs)._probabilities, rows),
+    'experts': (lambda x: TopK(8, 3, rngs=rngs).scores(x, Call(Tokens.row(x.shape[1]))), rows),
     'streams': (lambda x: streams(x, Result).x, normal(7, 2, 6, 3, 8)),
     'order of blocks': (
       lambda q, k: sinkhorn._block_scores(q, k, blocks[0][..., 0, 0] < 9, True),

@@ -77,6 +77,7 @@ def test_gpt3_formula_holds_for_gpt2():
 def test_small_switch_has_experts_in_every_other_layer():
   infos = Blueprint(read_config([MODELS / 'small_switch.gin']).build().shapes()).infos
   dense = infos['body.stack.blocks.0.feed_forward.up.kernel']
-  experts = infos['body.stack.blocks.1.feed_forward.up']
+  experts = infos['body.stack.blocks.1.feed_forward.expert.up.kernel']
   assert (dense.layers, experts.layers) == (((0,), (2,), (4,)), ((1,), (3,), (5,)))
-  assert experts.shape == (3, 8, 256, 1024) and experts.axes == ('experts', 'embed', 'mlp')
+  assert experts.shape == (3, 8, 256, 1024)
+  assert experts.all_axes == ('layers', 'experts', 'embed', 'mlp')

@@ -64,7 +64,7 @@ for name, (part, meshes) in parts.items():
       np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5)
     listed = collectives(program, dict(layout.mesh.shape))
     found[f'{name}, {text}'] = {
-      'kernel': (placed.up if name == 'switch' else placed.expert.up.kernel).addressable_shards[0].data.shape,
+      'kernel': placed.expert.up.kernel.addressable_shards[0].data.shape,
       'flops': program.flops() * 8 / alone.flops(),
       'all-to-all': [(c.axes, c.count, c.bytes) for c in listed if c.kind == 'all-to-all'],
       'all-gather': [(c.axes, c.count, c.bytes) for c in listed if c.kind == 'all-gather'],

@@ -3,6 +3,7 @@
 Frozen parameters, including those of a teacher, are saved once for all checkpoints, in `checkpoints/frozen`.
 """
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.files import find_damage, write_checksums
+from t2x.train.checkpoints.names import read_renamed, saved_names
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.groups import Groups, join_rows
 from t2x.train.params import TEACHER, Params
@@ -49,12 +51,12 @@ def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
   """
   if not abstract:
     return {}
-  folder, rows = _frozen(checkpoints)
-  if rows.keys() != abstract.keys():
+  folder, saved = _frozen(checkpoints)
+  if saved_names(saved).keys() != abstract.keys():
     raise UserError(
       f'{folder} does not have the frozen parameters of this config: use --fresh to train from the start'
     )
-  return checkpoints.orbax.read_arrays(folder, abstract)
+  return read_renamed(functools.partial(checkpoints.orbax.read_arrays, folder), abstract, saved)
 
 
 def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
@@ -89,7 +91,8 @@ class SavedParams:
     arrays = checkpoints.about(step)['arrays']
     self.averaged = use_ema and any(name.startswith('ema.') for name in arrays)
     self._prefix = 'ema.' if self.averaged else 'params.'
-    self._folder, rows = _frozen(checkpoints)
+    self._folder, self._saved = _frozen(checkpoints)
+    rows = {name: self._saved[old] for name, old in saved_names(self._saved).items()}
     self._rows = {name: row for name, row in rows.items() if not name.startswith(TEACHER)}
     self.shapes = {
       name.removeprefix(self._prefix): tuple(shape)
@@ -115,7 +118,8 @@ class SavedParams:
   def _frozen_arrays(self, abstract: Mapping[str, Any]) -> Params:
     if not abstract:
       return {}
-    return self.checkpoints.orbax.read_arrays(self._folder, abstract)
+    read = functools.partial(self.checkpoints.orbax.read_arrays, self._folder)
+    return read_renamed(read, abstract, self._saved)
 
   def _joined(self, name: str, abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """Reads a stacked parameter of which some layers are frozen."""

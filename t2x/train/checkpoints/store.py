@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from t2x.base.errors import UserError, first_line
 from t2x.base.files import find_damage, write_checksums
 from t2x.layers.arrays import named_leaves
+from t2x.train.checkpoints.names import read_renamed, saved_names
 from t2x.train.checkpoints.retention import Retention
 
 if TYPE_CHECKING:
@@ -249,11 +250,15 @@ class Checkpoints:
 
   def about(self, step: int) -> dict[str, Any]:
     """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format, step."""
-    return self.orbax.read_about(self.folder / str(step))
+    about = self.orbax.read_about(self.folder / str(step))
+    arrays = about['arrays']
+    return about | {'arrays': {name: arrays[old] for name, old in saved_names(arrays).items()}}
 
   def read(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Reads only the arrays in `abstract`, with its dtypes and shardings."""
-    return self.orbax.read_state(self.folder / str(step), abstract)
+    folder = self.folder / str(step)
+    read = functools.partial(self.orbax.read_state, folder)
+    return read_renamed(read, abstract, self.orbax.read_about(folder)['arrays'])
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -314,7 +319,7 @@ class Checkpoints:
     about = self.about(step)
     named = dict(named_leaves(abstract))
     self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
-    read = self.orbax.read_state(self.folder / str(step), named)
+    read = self.read(step, named)
     leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 

@@ -47,10 +47,10 @@ def in_transformers(part, capacity):
     dropout_rate=0.0,
   )
   layer = reference.SwitchTransformersSparseMLP(config).eval()
-  weights = {'router.classifier.weight': np.array(part.router[...]).T}
+  weights = {'router.classifier.weight': np.array(part.router.kernel[...]).T}
   for i in range(EXPERTS):
-    weights[f'experts.expert_{i}.wi.weight'] = np.array(part.up[i]).T
-    weights[f'experts.expert_{i}.wo.weight'] = np.array(part.down[i]).T
+    weights[f'experts.expert_{i}.wi.weight'] = np.array(part.expert.up.kernel[i]).T
+    weights[f'experts.expert_{i}.wo.weight'] = np.array(part.expert.down.kernel[i]).T
   layer.load_state_dict({name: torch.tensor(value) for name, value in weights.items()})
   return layer
 
@@ -86,9 +86,9 @@ def test_switch_is_the_layer_of_transformers(factor, capacity, compared):
   assert result.aux.metrics['dropped_tokens'] == (num_dropped, BATCH * LENGTH)
   assert (num_dropped > 0) == (capacity < LENGTH)
   router = expected.pop('router.classifier.weight').T
-  compared(*system, gradients.router[...], router, **TOLERANCE, of='gradients')
+  compared(*system, gradients.router.kernel[...], router, **TOLERANCE, of='gradients')
   for i in range(EXPERTS):
-    for own, name in ((gradients.up, 'wi'), (gradients.down, 'wo')):
+    for own, name in ((gradients.expert.up.kernel, 'wi'), (gradients.expert.down.kernel, 'wo')):
       wanted = expected[f'experts.expert_{i}.{name}.weight'].T
       compared(*system, own[i], wanted, **TOLERANCE, of='gradients')
 
@@ -117,7 +117,7 @@ def test_padding_takes_no_capacity_and_no_part_in_the_loss_and_the_metric():
   for own, other in zip(jax.tree.leaves(changed.aux), jax.tree.leaves(result.aux), strict=True):
     np.testing.assert_array_equal(own, other)
   assert result.aux.metrics['dropped_tokens'][1] == 6 * BATCH
-  probabilities = jax.nn.softmax(x[:, 4:] @ part.router[...])
+  probabilities = jax.nn.softmax(x[:, 4:] @ part.router.kernel[...])
   share = jax.nn.one_hot(probabilities.argmax(-1), EXPERTS).mean(1)
   expected = EXPERTS * (share * probabilities.mean(1)).sum(-1)
   np.testing.assert_allclose(result.aux.losses['balance'], expected, rtol=1e-5)
@@ -150,12 +150,15 @@ def test_a_single_token_is_never_dropped():
 def test_the_router_computes_in_float32():
   """Experts are chosen alike in bfloat16, where scores of 256 and 257 are the same."""
   part = switch(num_experts=2, capacity_factor=2.0)
-  part.router[...] = jnp.zeros((WIDTH, 2)).at[:2].set(jnp.asarray([[256.0, 256.0], [0.0, 1.0]]))
-  assert part.router.get_metadata()['keep_float32']
+  part.router.kernel[...] = (
+    jnp.zeros((WIDTH, 2)).at[:2].set(jnp.asarray([[256.0, 256.0], [0.0, 1.0]]))
+  )
+  assert part.router.kernel.get_metadata()['keep_float32']
   part = jax.tree.map(lambda a: a.astype(jnp.bfloat16) if a.ndim == 3 else a, part)
   x = jnp.zeros((1, LENGTH, WIDTH), jnp.bfloat16).at[:, :, :2].set(1.0)
   result = part(x, call())
-  h = jax.nn.relu(x @ part.up[1]) @ part.down[1]
+  up, down = (p.kernel[...] for p in (part.expert.up, part.expert.down))
+  h = jax.nn.relu(x @ up[1]) @ down[1]
   assert result.x.dtype == jnp.bfloat16
   np.testing.assert_allclose(result.x, h * jax.nn.sigmoid(1.0), rtol=2e-2, atol=1e-2)
 
@@ -184,11 +187,16 @@ def test_muon_sees_one_matrix_for_each_expert():
     name: matrix_dimensions(info) for name, info in Blueprint(jax.eval_shape(switch)).infos.items()
   }
   for name in ('up', 'down'):
-    assert (found[name].reduction_axis, found[name].output_axis) == ((1,), (2,)), name
+    matrix = found[f'expert.{name}.kernel']
+    assert (matrix.reduction_axis, matrix.output_axis) == ((1,), (2,)), name
 
 
 def test_fans_match_one_expert():
   part = SwitchFeedForward(64, num_experts=8, hidden_dim=256, rngs=nnx.Rngs(0))
-  for value, inputs in ((part.router, 64), (part.up, 64), (part.down, 256)):
+  for value, inputs in (
+    (part.router.kernel, 64),
+    (part.expert.up.kernel, 64),
+    (part.expert.down.kernel, 256),
+  ):
     assert value[...].std() == pytest.approx((0.1 / inputs) ** 0.5, rel=0.1)
-  assert not np.allclose(part.up[0], part.up[1])
+  assert not np.allclose(part.expert.up.kernel[0], part.expert.up.kernel[1])
