@@ -15,7 +15,7 @@ from t2x.base.errors import UserError
 from t2x.data.plans import padded
 from t2x.data.tokenizers.base import Tokenizer
 
-__all__ = ['MaskTokens']
+__all__ = ['MaskTokens', 'OrderTokens']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ class MaskTokens:
         f'rate = {self.rate}, mask_rate = {self.mask_rate}, random_rate = {self.random_rate}: '
         'each must be from 0 to 1, and mask_rate + random_rate at most 1'
       )
-    _mask_id(self.tokenizer)
+    if self.mask_rate:
+      _mask_id(self.tokenizer)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Returns the row with masked `tokens`, and with `masked_positions` int32 [max_predictions] in
@@ -68,7 +69,8 @@ class MaskTokens:
     ordinary = self._ordinary_ids
     random = ordinary[rng.integers(0, len(ordinary), len(chosen), dtype=np.int32)]
     tokens[chosen] = np.where(drawn < self.mask_rate + self.random_rate, random, labels)
-    tokens[chosen[drawn < self.mask_rate]] = _mask_id(self.tokenizer)
+    if self.mask_rate:
+      tokens[chosen[drawn < self.mask_rate]] = _mask_id(self.tokenizer)
     return {
       **row,
       'tokens': tokens,
@@ -96,6 +98,17 @@ class MaskTokens:
         chosen[i] = True
         count -= int(lengths[i])
     return maskable[chosen[word]]
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderTokens:
+  """Adds `order`: 1, 2, ... for the tokens that `MaskTokens` chose, in random order, and 0 for all others."""
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    chosen = row['masked_positions'][: int(row['weights'].sum())]
+    order = np.zeros(len(row['tokens']), np.int32)
+    order[chosen] = 1 + rng.permutation(len(chosen))
+    return {**row, 'order': order}
 
 
 def _mask_id(tokenizer: Tokenizer) -> int:

@@ -18,5 +18,6 @@ from t2x.models.segments import *
 from t2x.models.spec import *
 from t2x.models.stack import *
 from t2x.models.stages import *
+from t2x.models.two_streams import *
 from t2x.models.two_tower import *
 from t2x.models.vision import *

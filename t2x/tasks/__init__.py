@@ -15,6 +15,7 @@ from t2x.tasks.marks import *
 from t2x.tasks.masked_lm import *
 from t2x.tasks.mixture import *
 from t2x.tasks.next_sentence import *
+from t2x.tasks.permutation_lm import *
 from t2x.tasks.pictures import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *

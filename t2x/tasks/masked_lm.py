@@ -13,6 +13,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, Range
 from t2x.data import Chain, MaskTokens
+from t2x.data.batches import Transform
 from t2x.models.language_model import select
 from t2x.tasks.distillation import DistillableTokens
 from t2x.tasks.fill_mask import check_masks, fill_masks
@@ -21,8 +22,8 @@ __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(DistillableTokens):
-  """Predicts the masked tokens of a row.
+class ChosenTokens(DistillableTokens):
+  """Base class of tasks that predict tokens chosen at random from a row; subclasses define how the model sees them.
 
   Attributes:
     length: tokens per row.
@@ -30,42 +31,42 @@ class MaskedLM(DistillableTokens):
       `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
       they see each other, and an incomplete last row is dropped.
     rate: fraction of the tokens to predict.
-    mask_rate: fraction of the predicted tokens that are replaced by the mask token.
-    random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.
-    whole_word: masks all tokens of a word together.
+    whole_word: chooses all tokens of a word together.
   """
 
   rate: Annotated[float, Range('0 < x <= 1')] = 0.15
-  mask_rate: Fraction = 0.8
-  random_rate: Fraction = 0.1
   whole_word: bool = False
 
   target: ClassVar[str] = 'labels'
   target_axis: ClassVar[str | None] = None
-  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {
-    'rate',
-    'mask_rate',
-    'random_rate',
-    'whole_word',
-  }
+  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'rate', 'whole_word'}
 
   @property
   def max_predictions(self) -> int:
     """Maximum number of predicted tokens per row."""
     return math.ceil(self.rate * self.length)
 
+  @property
+  def choices(self) -> Sequence[Transform]:
+    """The transforms that choose tokens of a row."""
+    raise NotImplementedError
+
   def transform(self, *, train):
-    """Returns the transform that masks tokens; evaluation uses a fixed seed and so fixed masks."""
-    masks = MaskTokens(
+    """Returns the transform that chooses tokens; evaluation uses a fixed seed and so fixed choices."""
+    first = self.resegment({'tokens': self.length}, train)
+    parts = [*(() if first is None else (first,)), *self.choices]
+    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
+
+  def chosen(self, mask_rate: float, random_rate: float) -> MaskTokens:
+    """Returns the choice, with these fractions of the chosen tokens replaced; see `MaskTokens`."""
+    return MaskTokens(
       tokenizer=self.fitted,
       rate=self.rate,
-      mask_rate=self.mask_rate,
-      random_rate=self.random_rate,
+      mask_rate=mask_rate,
+      random_rate=random_rate,
       whole_word=self.whole_word,
       max_predictions=self.max_predictions,
     )
-    first = self.resegment({'tokens': self.length}, train)
-    return masks if first is None else Chain((first, masks))
 
   def spec(self, batch_size):
     """Returns the shapes of the rows, and of the positions, labels and weights of the predictions."""
@@ -88,6 +89,25 @@ class MaskedLM(DistillableTokens):
 
   def targets_of(self, x, batch):
     return select(x, batch['masked_positions'])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLM(ChosenTokens):
+  """Predicts the masked tokens of a row.
+
+  Attributes:
+    mask_rate: fraction of the predicted tokens that are replaced by the mask token.
+    random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.
+  """
+
+  mask_rate: Fraction = 0.8
+  random_rate: Fraction = 0.1
+
+  data_fields: ClassVar[frozenset[str]] = ChosenTokens.data_fields | {'mask_rate', 'random_rate'}
+
+  @property
+  def choices(self):
+    return [self.chosen(self.mask_rate, self.random_rate)]
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the masked tokens."""

@@ -151,7 +151,7 @@ PARTS = [
   *_width(models.Stages, stages=[STACK, STACK]),
   *_width(models.Funnel, stages=[STACK, STACK], pooling=STACK),
   *_width(models.Segments, stack=STACK, length=4, memory=4),
-  *_width(models.ReversibleStack, num_layers=2, blocks=[BLOCK]),
+  *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
   partial(
     models.VisionTransformer,
     d_model=W,

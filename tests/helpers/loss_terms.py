@@ -26,6 +26,7 @@ from t2x.tasks import (
   MaskedPairs,
   Mixture,
   NextSentence,
+  PermutationLM,
   PrefixLM,
   SequenceClassification,
   SpanCorruption,
@@ -66,6 +67,7 @@ CLASSIFICATION = SequenceClassification(**TEXT, labels=['a', 'b', 'c'], length=8
 TASKS = {
   'causal_lm': CausalLM(**TEXT, length=8),
   'masked_lm': MaskedLM(**TEXT, length=16, rate=0.3),
+  'permutation_lm': PermutationLM(**TEXT, length=16, rate=0.3),
   'span_corruption': SpanCorruption(**TEXT, source_length=40),
   'translation': Translation(
     source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6

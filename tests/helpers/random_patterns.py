@@ -12,13 +12,14 @@ from t2x.layers.patterns.algebra import (
   Window,
 )
 from t2x.layers.patterns.big_bird import BigBird
+from t2x.layers.patterns.ordered import Hidden
 from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
 from t2x.layers.tokens import RowLayout, Tokens
 
 small = st.integers(1, 9)
 leaves = st.one_of(
-  st.sampled_from([Full(), Causal(), Prefix(), Marked('global')]),
+  st.sampled_from([Full(), Causal(), Prefix(), Marked('global'), Hidden('global')]),
   st.builds(Window, small, st.integers(1, 4)),
   st.builds(Global, small),
   st.builds(Blocks, small, st.integers(0, 5)),

@@ -70,6 +70,7 @@ def make(folder):
   tasks = [
     t2x.tasks.CausalLM(source=text, length=32, **bpe),
     t2x.tasks.MaskedLM(source=text, length=32, whole_word=True, **bpe),
+    t2x.tasks.PermutationLM(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
     t2x.tasks.Translation(
       source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, **bpe

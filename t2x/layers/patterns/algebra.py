@@ -249,10 +249,10 @@ class Prefix(Pattern):
   reads = frozenset({'marks.prefix'})
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
-    return Full().allows(q, k) & _marked(k, 'prefix')
+    return Full().allows(q, k) & is_marked(k, 'prefix')
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    return Tiles(~_marked(k.high, 'prefix'), _marked(k.low, 'prefix'))
+    return Tiles(~is_marked(k.high, 'prefix'), is_marked(k.low, 'prefix'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,11 +266,11 @@ class Marked(Pattern):
     return frozenset({f'marks.{self.name}'})
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
-    return _marked(q, self.name) | _marked(k, self.name)
+    return is_marked(q, self.name) | is_marked(k, self.name)
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    full = _marked(q.low, self.name) | _marked(k.low, self.name)
-    return Tiles(~(_marked(q.high, self.name) | _marked(k.high, self.name)), full)
+    full = is_marked(q.low, self.name) | is_marked(k.low, self.name)
+    return Tiles(~(is_marked(q.high, self.name) | is_marked(k.high, self.name)), full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,7 +386,7 @@ def _combinations(marks: Sequence[str]) -> list[dict[str, Any]]:
   return [dict(zip(marks, subset, strict=True)) for subset in subsets]
 
 
-def _marked(tokens: Tokens, name: str) -> Any:
+def is_marked(tokens: Tokens, name: str) -> Any:
   """Returns whether each token has the mark; False if the tokens do not define it."""
   return tokens.marks.get(name, tokens.positions != tokens.positions)
 

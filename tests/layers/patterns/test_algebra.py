@@ -21,12 +21,13 @@ from t2x.layers.patterns.algebra import (
   Window,
 )
 from t2x.layers.patterns.big_bird import BigBird
+from t2x.layers.patterns.ordered import Hidden
 from t2x.layers.patterns.sparse import Blocks, Fixed, Strided
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens
 
 lengths = st.integers(1, 40)
-PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed, BigBird)
+PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Hidden, Strided, Fixed, BigBird)
 
 
 def assert_never_wrong(schedule, mask, q_block, k_block):
