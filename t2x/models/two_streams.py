@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers import (
+  Cache,
   Call,
   Hidden,
   Ordered,
@@ -75,7 +76,10 @@ class TwoStreams(Stack):
     )
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: None = None
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: list[dict[str, Cache]] | None = None,
   ) -> Result:
     """Returns the query stream after all layers; see `Stack.__call__`."""
     length = x.shape[1]

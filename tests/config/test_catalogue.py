@@ -43,7 +43,7 @@ def test_parts_are_listed_under_what_takes_them(interfaces):
 
 def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   names = {name: [part.name for part in one.parts] for name, one in interfaces.items()}
-  assert names['Norm'] == ['LayerNorm', 'RMSNorm', 'final_norm_if_needed']
+  assert names['Norm'] == ['LayerNorm', 'PerHead', 'RMSNorm', 'final_norm_if_needed']
   assert names['ClassHead'] == ['Classifier', 'PooledClassifier']
   assert names['LayerRate'] == ['LayerDecay']
   assert names['Model'] == ['EncoderDecoder', 'LanguageModel', 'TwoTower', 'VisionTransformer']
@@ -114,8 +114,8 @@ def test_all_parts_of_the_shipped_configs_are_listed(interfaces):
     for name in re.findall(r'@(?:\w+/)*(\w+)', re.sub('#.*', '', file.read_text()))
   }
   assert len(used) > 50
-  # Functions of words that only BrownWords takes, and a packing, which is called with a length.
-  assert used - {'name_spans', 'parts_of_speech', 'FullRows'} <= listed
+  # Functions of words that only BrownWords takes, an order of layers, and a packing, which is called with a length.
+  assert used - {'name_spans', 'parts_of_speech', 'cycle_reverse', 'FullRows'} <= listed
 
 
 def test_every_part_has_a_summary(interfaces):

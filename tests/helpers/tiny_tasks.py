@@ -67,21 +67,14 @@ def make(folder):
 
   text, pieces = source(TextFiles, 'text.txt'), SampledPieces(rate=0.2)
   bpe, byte = {'tokenizer': BPE(280), 'pieces': pieces}, {'tokenizer': Bytes()}
+  pairs = {'source': source(TSV, 'pairs.tsv'), 'source_length': 48, 'target_length': 48}
   tasks = [
     t2x.tasks.CausalLM(source=text, length=32, **bpe),
     t2x.tasks.MaskedLM(source=text, length=32, whole_word=True, **bpe),
     t2x.tasks.PermutationLM(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
-    t2x.tasks.Translation(
-      source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, **bpe
-    ),
-    t2x.tasks.PrefixLM(
-      source=source(TSV, 'pairs.tsv'),
-      source_length=48,
-      target_length=48,
-      length=96,
-      tokenizer=BPE(280),
-    ),
+    t2x.tasks.Translation(**pairs, **bpe),
+    t2x.tasks.PrefixLM(**pairs, length=96, tokenizer=BPE(280)),
     t2x.tasks.ImageClassification(
       source=Digits(),
       image_shape=(8, 8, 1),
@@ -101,9 +94,7 @@ def make(folder):
     t2x.tasks.TextRegression(
       source=source(JsonLines, 'labelled.jsonl'), length=32, score='share', tokenizer=Bytes()
     ),
-    t2x.tasks.Contrastive(
-      source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, tokenizer=Bytes()
-    ),
+    t2x.tasks.Contrastive(**pairs, tokenizer=Bytes()),
     t2x.tasks.MaskedPairs(
       source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
     ),
