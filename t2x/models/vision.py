@@ -5,7 +5,6 @@ from collections.abc import Callable
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Embedder, LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
@@ -17,14 +16,14 @@ __all__ = ['VisionTransformer']
 
 
 class VisionTransformer(nnx.Module):
-  """Computes class logits, or pooled vectors, of images.
+  """Computes class logits, or pooled vectors, of images, or of other inputs of an embedder, such as recordings.
 
   Args:
     d_model: width of the residual stream.
     embedding: builds the patch embedding, with or without a class token. The kind of its input is the name of the
       model's input.
     positions: builds the position encoding of the patch grid, which is interpolated for image sizes other
-      than the one trained on.
+      than the one trained on. `NoPositions` for tokens without a grid, whose positions are those of the body.
     body: builds the encoder.
     pool: pooling function: `first_token` (the class token) or `mean_tokens`.
     head: builds the classifier; None: the model returns pooled vectors.
@@ -63,7 +62,7 @@ class VisionTransformer(nnx.Module):
 
   def hidden(
     self,
-    images: Float[Array, 'batch height width channels'],
+    images: Float[Array, 'batch *image'],
     *,
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
@@ -71,20 +70,11 @@ class VisionTransformer(nnx.Module):
     """Returns hidden vectors [batch, tokens, output_dim] of the last layer, with the class token first.
 
     Args:
-      images: pixels.
+      images: pixels [batch, height, width, channels], or other inputs of the embedding, such as frames of audio.
       key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
-
-    Raises:
-      UserError: the embedding returns tokens without a two-dimensional grid.
     """
     x, tokens = self.embedding(images)
-    if tokens.grid is None or len(tokens.grid) != 2:
-      raise UserError(
-        f'VisionTransformer.positions needs a grid of rows and columns, but '
-        f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}: bind another '
-        'VisionTransformer.embedding'
-      )
     x = self.positions.embed(x, tokens)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'), record=record)

@@ -1,9 +1,11 @@
 """Learning tasks: model inputs from raw examples, losses, metrics and evaluators. One file per task."""
 
+from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
+from t2x.tasks.classification import *
 from t2x.tasks.contrastive import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Finite, Natural, Positive, Size, TunableRate
+from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import (
   Augmentation,
   Chain,
@@ -16,30 +16,24 @@ from t2x.data import (
   CropAndResize,
   PrepareImage,
   channel_statistics,
-  check_label,
-  label_values,
 )
 from t2x.data.batches import Transform
-from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import Inputs
-from t2x.models.losses import classification_sums
 from t2x.tasks.base import TaskOutput
-from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.classification import Classification
 from t2x.tasks.image_mixing import Mixing
 
 __all__ = ['ImageClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageClassification(DistillableTask):
+class ImageClassification(Classification):
   """Predicts the class of an image.
 
   Attributes:
     image_shape: height, width and channels of the model's input.
-    num_classes: number of classes.
-    label_smoothing: label smoothing as in `cross_entropy`, in training only.
     crop_padding: padding in pixels on each side before a random crop, in training only; 0: no crops.
     flip: mirrors half of the training images.
     mean: subtracted from the pixels, which are scaled to 0..1; a number, or a number per channel.
@@ -54,8 +48,6 @@ class ImageClassification(DistillableTask):
   """
 
   image_shape: tuple[Size, Size, Size]
-  num_classes: Size
-  label_smoothing: TunableRate = 0.0
   crop_padding: Natural = 0
   flip: bool = False
   mean: Finite | Sequence[Finite] = 0.5
@@ -67,10 +59,6 @@ class ImageClassification(DistillableTask):
   mixing: Mixing | None = None
 
   inputs: ClassVar[Inputs] = {'image': 'image'}
-  outputs: ClassVar[str] = 'class logits'
-  head: ClassVar[str] = 'Classifier'
-  unit: ClassVar[str] = 'examples'
-  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})
 
   def __post_init__(self):
     for name in ('mean', 'std'):
@@ -83,26 +71,6 @@ class ImageClassification(DistillableTask):
             f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each '
             f'channel of ImageClassification.image_shape = {self.image_shape}'
           )
-
-  @property
-  def one_segment(self):
-    """True: an image is one row of patches."""
-    return True
-
-  @property
-  def class_names(self):
-    """The names of the source's classes."""
-    return class_names(self.source)
-
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
-  def check_rows(self, split, rows):
-    """Also raises UserError for labels out of range, if the labels can be read without the images."""
-    super().check_rows(split, rows)
-    for label in sorted(label_values(rows) or (), key=repr):
-      check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
 
   def transform(self, *, train):
     """Returns the transform that crops, resizes and normalises images and, in training, augments and mirrors them."""
@@ -140,25 +108,8 @@ class ImageClassification(DistillableTask):
     """Returns image: float32 [batch, height, width, channels]; label: int32 and weight: float32 [batch]."""
     return {
       'image': jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.float32),
-      'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-      'weight': jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+      **super().spec(batch_size),
     }
-
-  def check_model(self, model):
-    """Also raises UserError if the head has another number of classes."""
-    super().check_model(model)
-    if model.spec.num_classes != self.num_classes:
-      raise UserError(
-        f'the model has {model.spec.num_classes} classes, but ImageClassification has '
-        f'{self.num_classes}: set Classifier.num_classes to ImageClassification.num_classes'
-      )
-
-  def target_weights(self, batch):
-    return batch['weight']
-
-  def predictions(self, model, batch, key):
-    out = model(batch['image'], key=key)
-    return out.x, out
 
   def batch(self, batch, key):
     """Mixes the images; adds the label of the other image of each, and the share of its own label."""
@@ -176,23 +127,13 @@ class ImageClassification(DistillableTask):
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""
+    if key is None or self.mixing is None:
+      return super().sums(model, batch, key, teacher)
     labels, weights = batch['label'], self.weighted_targets(batch)
     logits, out = self.predictions(model, batch, key)
-    if key is None or self.mixing is None:
-      sums = self._sums(logits, labels, weights, train=key is not None)
-    else:
-      share = batch['share']
-      own = self._sums(logits, labels, share * weights, train=True)
-      others = self._sums(logits, batch['other_label'], (1 - share) * weights, train=True)
-      # The weights of the two labels add up to the weight of the example.
-      sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
+    share = batch['share']
+    own = self.class_sums(logits, labels, share * weights, train=True)
+    others = self.class_sums(logits, batch['other_label'], (1 - share) * weights, train=True)
+    # The weights of the two labels add up to the weight of the example.
+    sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
     return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
-
-  def _sums(self, logits, labels, weights, train):
-    smoothing = self.label_smoothing if train else 0.0
-    sums = classification_sums(logits, labels, weights, smoothing)
-    if self.num_classes <= 5:
-      return sums
-    _, best = jax.lax.top_k(logits, 5)
-    hit = (best == labels[:, None]).any(axis=-1) * weights
-    return sums | {'top5_accuracy': (hit.sum(), weights.sum())}

@@ -2,20 +2,24 @@
 
 import json
 import sys
+import wave
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import t2x.tasks
 from t2x.data import (
   BPE,
   TSV,
+  AsteriskPrompts,
   Bytes,
   DigitRows,
   Digits,
   FixedWeights,
   JsonLines,
+  LogMel,
   RandAugment,
   SampledPieces,
   TextFiles,
@@ -37,8 +41,20 @@ def task_classes():
   }
 
 
+def write_recording(path, samples, rate=8000):
+  """A WAV file of one channel."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with wave.open(str(path), 'wb') as file:
+    file.setparams((1, 2, rate, 0, 'NONE', None))
+    file.writeframes(np.asarray(samples, '<i2').tobytes())
+
+
 def write_data(folder):
   """Files of every kind that a task reads."""
+  for number in range(COUNT):
+    for i, language in enumerate(('en', 'es', 'fr', 'it', 'ru')):
+      voice = folder / 'usr/share/asterisk/sounds' / f'{language}_voice'
+      write_recording(voice / f'{number}.wav', 1000 * np.sin(np.arange(400) * (1 + i) / 9 + number))
   texts = [' '.join(WORDS[i % 7 : i % 7 + 5]) for i in range(COUNT)]
   (folder / 'text.txt').write_text('\n'.join(texts))
   # Documents of three sentences, between empty lines.
@@ -59,6 +75,30 @@ def write_data(folder):
     (folder / f'{name}.jsonl').write_text(''.join(json.dumps(one) + '\n' for one in objects))
 
 
+def images_and_recordings(folder):
+  """Tasks whose inputs are no texts."""
+  return [
+    t2x.tasks.ImageClassification(
+      source=Digits(),
+      image_shape=(8, 8, 1),
+      num_classes=10,
+      crop_padding=1,
+      augmentation=RandAugment(num_ops=1),
+    ),
+    t2x.tasks.AudioClassification(
+      source=AsteriskPrompts(folder=str(folder)),
+      num_classes=5,
+      features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
+    ),
+    t2x.tasks.Captions(
+      source=DigitRows(longest=2, train_examples=COUNT),
+      modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
+      target_length=16,
+      tokenizer=Bytes(),
+    ),
+  ]
+
+
 def make(folder):
   """Class name -> a task; each draws something at random where its class can."""
 
@@ -75,19 +115,7 @@ def make(folder):
     t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
     t2x.tasks.Translation(**pairs, **bpe),
     t2x.tasks.PrefixLM(**pairs, length=96, tokenizer=BPE(280)),
-    t2x.tasks.ImageClassification(
-      source=Digits(),
-      image_shape=(8, 8, 1),
-      num_classes=10,
-      crop_padding=1,
-      augmentation=RandAugment(num_ops=1),
-    ),
-    t2x.tasks.Captions(
-      source=DigitRows(longest=2, train_examples=COUNT),
-      modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
-      target_length=16,
-      tokenizer=Bytes(),
-    ),
+    *images_and_recordings(folder),
     t2x.tasks.SequenceClassification(
       source=source(JsonLines, 'labelled.jsonl'), length=32, labels=('even', 'odd'), **byte
     ),

@@ -84,7 +84,7 @@ class Flat(PatchEmbedding):
 
 def test_tokens_without_a_grid_are_refused(make):
   network = model(make, embedding=functools.partial(Flat, patch_size=2, channels=1))
-  with pytest.raises(UserError, match=r'needs a grid .* @Flat returns tokens with the grid None'):
+  with pytest.raises(UserError, match=r'LearnedGrid needs a grid of rows and columns'):
     network(images())
 
 

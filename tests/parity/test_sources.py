@@ -352,8 +352,9 @@ def encoders():
   return with_arrays(Audio(nnx.Rngs(0)), whisper_arrays(reader(theirs, lambda p: p))), theirs
 
 
-def test_the_audio_encoder_equals_the_whisper_encoder_of_transformers(encoders):
+def test_the_audio_encoder_equals_the_whisper_encoder_of_transformers(encoders, compared):
   ours, theirs = encoders
+  named = 'Whisper encoder', 'transformers WhisperEncoder'
   weights = normal(4, 2, FRAMES // 2, WIDTH)
   hidden = theirs(torch.tensor(AUDIO.transpose(0, 2, 1))).last_hidden_state
 
@@ -364,11 +365,10 @@ def test_the_audio_encoder_equals_the_whisper_encoder_of_transformers(encoders):
     return (x * weights).sum(), x
 
   (_, got), slopes = run(ours)
-  np.testing.assert_allclose(got, hidden.detach().numpy(), atol=1e-5)
+  compared(*named, got, hidden.detach().numpy())
   (hidden * torch.tensor(weights)).sum().backward()
   wanted = whisper_arrays(reader(theirs, lambda parameter: parameter.grad))
-  got, wanted = joined(slopes, wanted)
-  np.testing.assert_allclose(got, wanted, atol=1e-5)
+  compared(*named, *joined(slopes, wanted), of='gradients')
 
 
 @pytest.mark.parametrize('length', [7, 8])

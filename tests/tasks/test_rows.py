@@ -57,7 +57,7 @@ def tokens_of(task, batch_size=8):
 
 def test_rows_that_are_stated_to_be_padded_at_the_end_are(tasks):
   stated = set()
-  for name in set(tasks) - {'ImageClassification'}:
+  for name in set(tasks) - {'ImageClassification', 'AudioClassification'}:
     for tokens in tokens_of(tasks[name]):
       if tokens.right_padded:
         stated.add(name)

@@ -143,7 +143,12 @@ class ConvS2SAttention(_OneHead):
     rngs: nnx.Rngs,
   ):
     self.scores = DotProductScores(1, d_model, rngs=rngs)
-    settings = {'init': kernel_init, 'use_bias': use_bias, 'kind': 'matrix', 'rngs': rngs}
+    settings: dict[str, Any] = {
+      'init': kernel_init,
+      'use_bias': use_bias,
+      'kind': 'matrix',
+      'rngs': rngs,
+    }
     build = functools.partial(linear or Linear, (d_model,), (d_model,), **settings)
     self.q, self.out = build(('embed', 'head_dim')), build(('head_dim', 'embed'))
 

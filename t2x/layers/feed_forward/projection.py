@@ -36,7 +36,12 @@ class Projection(FeedForward):
     kernel_init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,
   ):
-    settings = {'init': kernel_init, 'use_bias': use_bias, 'kind': 'matrix', 'rngs': rngs}
+    settings: dict[str, Any] = {
+      'init': kernel_init,
+      'use_bias': use_bias,
+      'kind': 'matrix',
+      'rngs': rngs,
+    }
     self.out = (linear or Linear)((d_model,), (d_model,), ('mlp', 'embed'), **settings)
 
   def __call__(

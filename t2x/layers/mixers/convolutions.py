@@ -201,7 +201,12 @@ class GatedConvolution(nnx.Module):
   ):
     self.d_model, self.kernel_size, self.dilation = d_model, kernel_size, dilation
     axes = 'taps', 'embed', 'gates', 'mlp'
-    settings = {'init': kernel_init, 'use_bias': True, 'kind': 'filter', 'rngs': rngs}
+    settings: dict[str, Any] = {
+      'init': kernel_init,
+      'use_bias': True,
+      'kind': 'filter',
+      'rngs': rngs,
+    }
     self.gates = (linear or Linear)((kernel_size, d_model), (2, d_model), axes, **settings)
 
   def init_cache(

@@ -93,7 +93,15 @@ def test_without_apt_the_error_states_what_to_do(tmp_path, monkeypatch, message)
 
 
 def test_names(message):
-  names = ('brown', 'factbook', 'fashion_mnist', 'libreoffice_help', 'minilm', 'sentiment')
+  names = (
+    'asterisk_prompts',
+    'brown',
+    'factbook',
+    'fashion_mnist',
+    'libreoffice_help',
+    'minilm',
+    'sentiment',
+  )
   assert available() == names
   assert f'must be one of {", ".join(names)}' in message(fetch, 'mnist')
 

@@ -1,0 +1,99 @@
+"""Base class of tasks that predict the class of an example with a vector of logits."""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
+from t2x.data import check_label, label_values
+from t2x.data.sources.base import class_names
+from t2x.models.losses import classification_sums
+from t2x.tasks.base import TaskOutput
+from t2x.tasks.distillation import DistillableTask
+
+__all__ = ['Classification']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classification(DistillableTask):
+  """Predicts the class of an example. Subclasses define its one input.
+
+  Attributes:
+    num_classes: number of classes.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+  """
+
+  num_classes: Size
+  label_smoothing: TunableRate = 0.0
+
+  outputs: ClassVar[str] = 'class logits'
+  head: ClassVar[str] = 'Classifier'
+  unit: ClassVar[str] = 'examples'
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})
+
+  @property
+  def one_segment(self):
+    """True: an example is one row of tokens."""
+    return True
+
+  @property
+  def class_names(self):
+    """The names of the source's classes."""
+    return class_names(self.source)
+
+  def rows(self, split):
+    self.check_split(split)
+    return self.source.load(split)
+
+  def check_rows(self, split, rows):
+    """Also raises UserError for labels out of range, if the labels can be read without the inputs."""
+    super().check_rows(split, rows)
+    for label in sorted(label_values(rows) or (), key=repr):
+      check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
+
+  @abc.abstractmethod
+  def spec(self, batch_size):
+    """Returns label: int32 and weight: float32 [batch]; subclasses add their input."""
+    return {
+      'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+      'weight': jax.ShapeDtypeStruct((batch_size,), jnp.float32),
+    }
+
+  def check_model(self, model):
+    """Also raises UserError if the head has another number of classes."""
+    super().check_model(model)
+    if model.spec.num_classes != self.num_classes:
+      kind = type(self).__name__
+      raise UserError(
+        f'the model has {model.spec.num_classes} classes, but {kind} has {self.num_classes}: set '
+        f'Classifier.num_classes to {kind}.num_classes'
+      )
+
+  def target_weights(self, batch):
+    return batch['weight']
+
+  def predictions(self, model, batch, key):
+    (name,) = self.inputs
+    out = model(batch[name], key=key)
+    return out.x, out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Returns loss, accuracy and, with more than five classes, top-5 accuracy."""
+    labels, weights = batch['label'], self.weighted_targets(batch)
+    logits, out = self.predictions(model, batch, key)
+    sums = self.class_sums(logits, labels, weights, train=key is not None)
+    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
+
+  def class_sums(self, logits, labels, weights, train):
+    """Returns the metrics of logits [batch, classes] as sums over the batch, with the sums of the weights."""
+    smoothing = self.label_smoothing if train else 0.0
+    sums = classification_sums(logits, labels, weights, smoothing)
+    if self.num_classes <= 5:
+      return sums
+    _, best = jax.lax.top_k(logits, 5)
+    hit = (best == labels[:, None]).any(axis=-1) * weights
+    return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
