@@ -44,6 +44,7 @@ from t2x.layers.mixers.feature_maps import *
 from t2x.layers.mixers.flow_attention import *
 from t2x.layers.mixers.gated_delta import *
 from t2x.layers.mixers.global_local import *
+from t2x.layers.mixers.initial_states import *
 from t2x.layers.mixers.linear_attention import *
 from t2x.layers.mixers.linformer import *
 from t2x.layers.mixers.lsh_attention import *

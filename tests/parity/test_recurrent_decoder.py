@@ -9,7 +9,7 @@ import pytest
 from applying import moved
 from flax import nnx
 
-from t2x.layers import Call, Causal, RecurrentDecoder, Source, Tokens
+from t2x.layers import Call, Causal, GRUCell, RecurrentDecoder, Source, StateBeforeDecoder, Tokens
 from tests.parity import archives
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -90,3 +90,71 @@ def test_a_recurrent_decoder_equals_joeynmt(compared):
   grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
   for name, gradient in found.items():
     compared(system, reference, gradient, grads[name].numpy(), of='gradients')
+
+
+def by_state_before(cell, x, states, arrays):
+  """The outputs of Bahdanau's decoder, with torch.nn.GRUCell."""
+  last = states[torch.arange(3), torch.tensor(SOURCE_LENGTHS - 1)]
+  h, outputs = torch.tanh(last @ arrays['bridge'] + arrays['bridge bias']), []
+  for step in range(LENGTH):
+    pairs = torch.tanh((h @ arrays['q'])[:, None] + states @ arrays['k'])
+    scores = (pairs @ arrays['w']).masked_fill(torch.tensor(SEGMENTS == 0), -torch.inf)
+    context = (scores.softmax(dim=-1)[:, None] @ states)[:, 0]
+    h = cell(torch.cat([x[:, step], context], dim=1), h)
+    outputs.append(torch.tanh(torch.cat([h, context], dim=1) @ arrays['out'] + arrays['out bias']))
+  return torch.stack(outputs, dim=1)
+
+
+def arrays_of(part):
+  """The arrays of a decoder, or of its gradient, outside of its cell, and those of the cell by PyTorch's names."""
+  attention, bridge = part.attention, part.initial.bridge
+  arrays = {
+    'q': attention.q.kernel[...],
+    'k': attention.k.kernel[...],
+    'w': attention.scores.w[...][0],
+    'bridge': bridge.kernel[...],
+    'bridge bias': bridge.bias[...],
+    'out': part.out.kernel[...].reshape(2 * WIDTH, WIDTH),
+    'out bias': part.out.bias[...],
+  }
+  inputs, state = (
+    p.kernel[...].reshape(-1, 3 * WIDTH) for p in (part.cell.inputs, part.cell.state)
+  )
+  rows = np.concatenate([inputs, state[:WIDTH]])
+  of_cell = {
+    'weight_ih': rows.T,
+    'weight_hh': state[WIDTH:].T,
+    'bias_ih': part.cell.inputs.bias[...].reshape(-1),
+    'bias_hh': part.cell.reset_bias[...],
+  }
+  return tuple({k: np.asarray(a) for k, a in group.items()} for group in (arrays, of_cell))
+
+
+def test_a_decoder_with_the_state_before_equals_the_paper(compared):
+  ours = moved(StateBeforeDecoder(WIDTH, cell=GRUCell, rngs=nnx.Rngs(0)), scale=0.3)
+  cell, (arrays, of_cell) = torch.nn.GRUCell(2 * WIDTH, WIDTH), arrays_of(ours)
+  parameters = dict(cell.named_parameters())
+  with torch.no_grad():
+    for name, array in of_cell.items():
+      # Only the bias of the last gate is inside the reset.
+      parameters[name].zero_()[-len(array) :].copy_(torch.tensor(array))
+  tensors = {name: torch.tensor(a, requires_grad=True) for name, a in arrays.items()}
+  x, states = (torch.tensor(a, requires_grad=True) for a in (X, STATES))
+  expected = by_state_before(cell, x, states, tensors)
+  (expected * torch.tensor(WEIGHTS)).sum().backward()
+
+  @jax.jit
+  def weighted(part, x, states):
+    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
+    y = part(x, Call(Tokens.row(LENGTH), Causal(), source=source)).x
+    return (y * WEIGHTS).sum(), y
+
+  gradients, y = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
+  system, reference = 'attention with the state before', 'torch.nn.GRUCell'
+  compared(system, reference, y, expected.detach().numpy())
+  found, found_cell = arrays_of(gradients[0])
+  found |= found_cell | {'x': gradients[1], 'source': gradients[2]}
+  grads = {k: p.grad for k, p in (parameters | tensors | {'x': x, 'source': states}).items()}
+  for name, gradient in found.items():
+    wanted = grads[name].numpy()[-len(gradient) :]
+    compared(system, reference, gradient, wanted, of='gradients')

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -74,11 +74,14 @@ class _OneHead(nnx.Module):
 class SourceAttention(_OneHead):
   """Attention whose output is a weighted sum of the vectors of the source: without projections of values and output.
 
-  Bahdanau et al. 2014 (https://arxiv.org/abs/1409.0473, section 3.1) with `AdditiveScores`.
+  Bahdanau et al. 2014 (https://arxiv.org/abs/1409.0473, section 3.1) with `AdditiveScores`, which are also `concat` in
+  Luong et al. 2015 (https://arxiv.org/abs/1508.04025, section 3.1); their `general` is `DotProductScores` with the
+  projection 'q', and `dot` without projections.
 
   Args:
     d_model: width of the input and of the source.
     head_dim: features of queries and keys. None: d_model.
+    projections: which of queries 'q' and keys 'k' are projected; the others are the input and the source.
     scores: builds the scores of one head; they read queries and keys.
     kernel_init: initialiser of the query and key projections, which have no biases.
   """
@@ -88,6 +91,7 @@ class SourceAttention(_OneHead):
     d_model: int,
     *,
     head_dim: Size | None = None,
+    projections: Collection[Literal['q', 'k']] = ('q', 'k'),
     scores: Callable[..., Scores] = AdditiveScores,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
@@ -101,11 +105,18 @@ class SourceAttention(_OneHead):
         '@BilinearScores or @DotProductScores'
       )
     linear = functools.partial(Linear, (d_model,), (features,), ('embed', 'head_dim'))
-    self.q, self.k = (linear(init=kernel_init, use_bias=False, rngs=rngs) for _ in 'qk')
+    if features != d_model and set(projections) != set('qk'):
+      raise UserError(
+        f'SourceAttention.head_dim = {head_dim} needs projections of queries and keys: set projections = ("q", "k")'
+      )
+    self.q, self.k = (
+      linear(init=kernel_init, use_bias=False, rngs=rngs) if name in projections else None
+      for name in 'qk'
+    )
 
   def keys_and_values(self, source: Source) -> tuple[Array, Array]:
     assert source.x is not None  # Caches are computed from vectors.
-    return self.k(source.x), source.x
+    return source.x if self.k is None else self.k(source.x), source.x
 
   def __call__(
     self,
@@ -114,7 +125,7 @@ class SourceAttention(_OneHead):
     cache: SourceCache | None = None,
   ) -> Result:
     """Returns the weighted sum of the vectors of the source for each token of `x`."""
-    return self.attend(self.q(x), call, cache)[0]
+    return self.attend(x if self.q is None else self.q(x), call, cache)[0]
 
 
 class ConvS2SAttention(_OneHead):

@@ -24,7 +24,7 @@ from t2x.layers.norms import norm_over
 from t2x.layers.one_cpu import is_plain, project
 from t2x.layers.parameters import Initializer, Linear, param
 
-__all__ = ['ElmanCell', 'GRUCell', 'LSTMCell']
+__all__ = ['ElmanCell', 'GRUCell', 'LSTMCell', 'StackedCells']
 
 Vectors = Float[Array, 'batch state_dim']
 State = tuple[Vectors, ...]
@@ -81,9 +81,10 @@ class Cell(nnx.Module):
 
   def __call__(self, projected: Gates, fed: Vectors, state: State) -> State:
     """Returns the state after a step with a further input `fed`."""
-    kernel = self.state.kernel[...].astype(projected.dtype)
+    kernel, z = self.state.kernel[...].astype(projected.dtype), projected
     fed, h = (a.astype(projected.dtype) for a in (fed, state[0]))
-    z = projected + project(fed, kernel[: self.fed_dim], 1)
+    if self.fed_dim:
+      z = z + project(fed, kernel[: self.fed_dim], 1)
     return self.update(z, project(h, kernel[self.fed_dim :], 1), state)
 
 
@@ -152,6 +153,43 @@ class LSTMCell(Cell):
     i, f, g, o = jnp.moveaxis(_once(_once(jnp.tanh(factor * gates)) * factor + (1 - factor)), 1, 0)
     c = _once(f * c + i * g)
     return o * jnp.tanh(c if self.output_norm is None else self.output_norm(c)), c
+
+
+class StackedCells(nnx.Module):
+  """Several cells in one step of a decoder: each reads the output of the one below, and the lowest the token and what is
+  fed back. The state has the vectors of the highest cell first.
+
+  Args:
+    d_model: width of the input and of each vector of the state.
+    num_layers: number of cells.
+    cell: builds each cell.
+    fed_dim: width of the further input of the lowest cell.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_layers: Size,
+    cell: Callable[..., Cell] = LSTMCell,
+    fed_dim: int = 0,
+    rngs: nnx.Rngs,
+  ):
+    sizes = [fed_dim, *[0] * (num_layers - 1)]
+    self.cells = nnx.List([cell(d_model, fed_dim=size, rngs=rngs) for size in sizes])
+    self.num_vectors = sum(cell.num_vectors for cell in self.cells)
+
+  def project(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest gates state_dim']:
+    return self.cells[0].project(x)
+
+  def __call__(self, projected: Gates, fed: Vectors, state: State) -> State:
+    new: State = ()
+    for cell in self.cells:
+      rest, own = state[: -cell.num_vectors], state[-cell.num_vectors :]
+      if new:
+        projected = cell.project(new[0].astype(projected.dtype))
+      new, state = cell(projected, fed, own) + new, rest
+    return new
 
 
 def _normed(norm: Any, gates: Array) -> Array:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
+from t2x.layers.attention.head_projections import source_of
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
@@ -18,6 +19,7 @@ from t2x.layers.initializers import build_context
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.keys import named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, run
+from t2x.layers.mixers.initial_states import LastVector, of_last_segment
 from t2x.layers.mixers.recurrence import last_segment
 from t2x.layers.parameters import dropout
 from t2x.layers.patterns.algebra import Causal, Full
@@ -47,23 +49,25 @@ class Recurrent(nnx.Module):
   `backward` begins with the last token of each segment, and their outputs are concatenated. Layers in sequence, as in
   PyTorch, have the wiring `Plain`; its `dropout_rate` is the dropout between layers. Residual layers have `NoNorm`.
 
-  Each segment starts with zeros. Tokens must be in the order of their positions, and the tokens of a segment must be
+  Each segment starts with zeros, or with the state that `initial` computes from its source: the decoder of Sutskever et al.
+  2014 (https://arxiv.org/abs/1409.3215), which knows the source from one vector. Tokens must be in the order of their positions, and the tokens of a segment must be
   contiguous except for padding, which leaves the state unchanged.
 
   Args:
     d_model: width of the input and output.
     cell: builds the cell: `ElmanCell`, `GRUCell` or `LSTMCell`.
+    initial: builds the initial state from the source, for decoders: `LastVector`, or `FinalVectors` for an encoder in both
+      directions. None: zeros.
     input_dropout: dropout of the input, with the same mask for all tokens of a row (Gal and Ghahramani 2016,
       https://arxiv.org/abs/1512.05287).
     state_dropout: dropout of the output of the preceding token in the cell, with one mask per row, too.
 
   Raises:
-    UserError: the pattern is neither Full() nor Causal(), or the width is odd with Full(); when called, the pattern is
+    UserError: the pattern is neither Full() nor Causal(), the width is odd with Full(), or there is `initial` with Full(); when called, the pattern is
       not that of the body and block that the layer was built in.
   """
 
   implements = (Sublayer,)
-  reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
 
   def __init__(
@@ -71,6 +75,7 @@ class Recurrent(nnx.Module):
     d_model: int,
     *,
     cell: Callable[..., Cell] = LSTMCell,
+    initial: Callable[..., LastVector] | None = None,
     input_dropout: TunableRate = 0.0,
     state_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -80,24 +85,37 @@ class Recurrent(nnx.Module):
     if pattern.offsets() not in (Causal().offsets(), Full().offsets()):
       raise UserError(f'Recurrent does not support the pattern {pattern}: use Causal() or Full()')
     self.pattern, both = pattern, pattern.offsets() == Full().offsets()
+    if both and initial is not None:
+      raise UserError(
+        'Recurrent.initial is for decoders, which have the pattern Causal(): leave it out with Full()'
+      )
     if both and d_model % 2:
       raise UserError(
         f'Recurrent has two cells of half the width with Full(), but d_model = {d_model} is odd: use an even width'
       )
     size = d_model // 2 if both else d_model
+    self.initial = initial and initial(d_model, rngs=rngs)
     self.cell = cell(d_model, state_dim=size, rngs=rngs)
     self.backward = cell(d_model, state_dim=size, rngs=rngs) if both else None
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return frozenset({'pattern'} if self.initial is None else {'pattern', 'source'})
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
   ) -> CellState:
-    """Returns a state of zeros, whose size does not depend on `num_slots`."""
+    """Returns the initial state, whose size does not depend on `num_slots`."""
     if self.backward is not None:
       raise UserError(
         'Recurrent with Full() reads later tokens and cannot decode token by token: use it in an Encoder, or leave out '
         'evaluations that generate'
       )
-    return CellState(self._zeros(self.cell, batch, dtype), jnp.zeros(batch, jnp.int32))
+    zeros = self._zeros(self.cell, batch, dtype)
+    if self.initial is None:
+      return CellState(zeros, jnp.zeros(batch, jnp.int32))
+    first, segment = of_last_segment(self.initial, source_of(self, source), zeros[0])
+    return CellState((first,) * len(zeros), segment)
 
   def _zeros(self, cell: Cell, batch: int, dtype: Any) -> tuple[Array, ...]:
     wide = jnp.promote_types(dtype, Dtypes.reductions)
@@ -125,7 +143,14 @@ class Recurrent(nnx.Module):
     if segments is not None:
       segments = jnp.broadcast_to(segments, x.shape[:2])
     start = self._zeros(self.cell, len(x), x.dtype) if cache is None else cache.vectors
-    y, end = self._direction(self.cell, x, call, segments, start, before)
+    first = None
+    # The cache of one document starts with its initial state.
+    if self.initial is not None and cache is None:
+      source = source_of(self, call.source)
+      if segments is None:
+        segments = jnp.ones(x.shape[:2], jnp.int32)
+      first = self.initial(source, segments).astype(start[0].dtype)
+    y, end = self._direction(self.cell, x, call, segments, start, before, first)
     if self.backward is not None:
       start = self._zeros(self.backward, len(x), x.dtype)
       later, _ = self._direction(self.backward, x, call, segments, start, before, reverse=True)
@@ -143,6 +168,7 @@ class Recurrent(nnx.Module):
     segments: Int[Array, 'batch length'] | None,
     state: tuple[Array, ...],
     before: Int[Array, ' batch'],
+    first: Array | None = None,
     *,
     reverse: bool = False,
   ) -> tuple[Array, tuple[Array, ...]]:
@@ -151,12 +177,12 @@ class Recurrent(nnx.Module):
     if call.key is not None and self.state_dropout != 0.0:
       key = named_key(call.key, f'{"backward" if reverse else "cell"}.state_dropout')
       factor = dropout(jnp.ones_like(state[0]), self.state_dropout, key)
-    masks = {}
+    masks: dict[str, Any] = {}
     if segments is not None:
       order = segments[:, ::-1] if reverse else segments
       starts = begins(order, before)
       masks = {'starts': starts[:, ::-1] if reverse else starts, 'is_token': segments != 0}
-    return run(cell, x, state, factor=factor, reverse=reverse, **masks)
+    return run(cell, x, state, first=first, factor=factor, reverse=reverse, **masks)
 
 
 def begins(

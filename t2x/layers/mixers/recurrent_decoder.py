@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.cache import SourceCache
@@ -19,36 +19,13 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
-from t2x.layers.mixers.cells import Cell, LSTMCell
-from t2x.layers.mixers.recurrence import last_segment
+from t2x.layers.mixers.cells import Cell, LSTMCell, StackedCells
+from t2x.layers.mixers.initial_states import LastVector, of_last_segment
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal
 from t2x.layers.tokens import RowLayout, Tokens
 
-__all__ = ['LastVector', 'RecurrentDecoder']
-
-
-class LastVector(nnx.Module):
-  """Initial state from the source: tanh(W s + b) of the vector s of its last token, for each vector of the state.
-
-  Args:
-    d_model: width of the source and of the state.
-    kernel_init: initialiser of W.
-  """
-
-  def __init__(self, d_model: int, *, kernel_init: Initializer = xavier_uniform(), rngs: nnx.Rngs):
-    self.bridge = Linear((d_model,), (d_model,), ('embed', 'mlp'), init=kernel_init, rngs=rngs)
-
-  def __call__(
-    self, source: Source, segments: Int[Array, 'batch length']
-  ) -> Float[Array, 'batch length d_model']:
-    """Returns the initial state of a decoder of each of these segments."""
-    assert source.x is not None  # The cache of a decoder starts with the initial state.
-    last, own = jnp.full(segments.shape, source.x.shape[1] - 1), source.tokens.segments
-    if own is not None:
-      is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
-      last = jnp.where(is_own, jnp.arange(own.shape[1]), 0).max(axis=-1)
-    return jnp.tanh(self.bridge(jnp.take_along_axis(source.x, last[:, :, None], axis=1)))
+__all__ = ['RecurrentDecoder', 'StateBeforeDecoder']
 
 
 @jax.tree_util.register_dataclass
@@ -98,7 +75,7 @@ class RecurrentDecoder(nnx.Module):
     self,
     d_model: int,
     *,
-    cell: Callable[..., Cell] = LSTMCell,
+    cell: Callable[..., Cell | StackedCells] = LSTMCell,
     attention: Callable[..., Sublayer] = SourceAttention,
     initial: Callable[..., LastVector] | None = LastVector,
     kernel_init: Initializer = xavier_uniform(),
@@ -121,11 +98,7 @@ class RecurrentDecoder(nnx.Module):
     memory = self.attention.init_cache(batch, num_slots, dtype, source)
     assert source.x is not None
     zeros = jnp.zeros((batch, source.x.shape[2]), jnp.promote_types(dtype, Dtypes.reductions))
-    first, segment = zeros, jnp.ones(batch, jnp.int32)
-    if source.tokens.segments is not None:
-      segment = last_segment(jnp.broadcast_to(source.tokens.segments, source.x.shape[:2]), segment)
-    if self.initial is not None:
-      first = self.initial(source, segment[:, None])[:, 0].astype(zeros.dtype)
+    first, segment = of_last_segment(self.initial, source, zeros)
     return DecoderState((first,) * self.cell.num_vectors, zeros, segment, memory)
 
   def __call__(
@@ -174,14 +147,41 @@ class RecurrentDecoder(nnx.Module):
     starts = is_token & (tokens.segments != state.segment)[:, None]
     before = tuple(jnp.where(starts, first, a) for a in state.cell)
     fed = jnp.where(starts, 0, state.fed)
-    cell = self.cell(projected, fed, before)
-    h = cell[0].astype(projected.dtype)
     own = dataclasses.replace(call, tokens=jax.tree.map(lambda a: a[:, None], tokens))
-    result = self.attention(h[:, None], own, memory)
-    y = jnp.tanh(self.out(jnp.stack([h, result.x[:, 0]], axis=1)))
+
+    def attend(h: Array) -> Result:
+      return self.attention(h[:, None].astype(projected.dtype), own, memory)
+
+    cell, y, recorded = self._advance(projected, fed, before, attend)
     new = DecoderState(
       tuple(jnp.where(is_token, a, b) for a, b in zip(cell, state.cell, strict=True)),
       jnp.where(is_token, y.astype(fed.dtype), state.fed),
       jnp.where(is_token[:, 0], tokens.segments, state.segment),
     )
-    return new, (y, dict(result.recorded))
+    return new, (y, recorded)
+
+  def _advance(
+    self, projected: Array, fed: Array, before: tuple[Array, ...], attend: Callable[[Array], Result]
+  ) -> tuple[tuple[Array, ...], Array, dict[str, Array]]:
+    """Returns the vectors of the state after a step, its output and the recorded arrays of the attention."""
+    cell = self.cell(projected, fed, before)
+    result = attend(cell[0])
+    return cell, self._output(cell[0], result), dict(result.recorded)
+
+  def _output(self, h: Array, result: Result) -> Array:
+    pair = jnp.stack([h.astype(result.x.dtype), result.x[:, 0]], axis=1)
+    return jnp.tanh(self.out(pair))
+
+
+class StateBeforeDecoder(RecurrentDecoder):
+  """Recurrent decoder that attends with the state before the step (Bahdanau et al. 2014,
+  https://arxiv.org/abs/1409.0473, section 3.1).
+
+  A step computes the context with the state h before it as the query, and then the new state from the token and the
+  context. Its output is that of `RecurrentDecoder`, not the paper's maxout. For the arguments see `RecurrentDecoder`.
+  """
+
+  def _advance(self, projected, fed, before, attend):
+    result = attend(before[0])
+    cell = self.cell(projected, result.x[:, 0], before)
+    return cell, self._output(cell[0], result), dict(result.recorded)

@@ -15,7 +15,9 @@ from t2x.decode import Beam, Greedy, generate
 from t2x.layers import (
   MLP,
   Causal,
+  FinalVectors,
   Full,
+  LastVector,
   MultiHeadAttention,
   Plain,
   RandomScores,
@@ -23,6 +25,7 @@ from t2x.layers import (
   RoPE,
   Source,
   SourceAttention,
+  StateBeforeDecoder,
   TokenEmbedding,
   Tokens,
   normal,
@@ -109,3 +112,35 @@ def test_unsupported_calls_are_refused():
   with pytest.raises(UserError, match='SourceAttention cannot use RandomScores'):
     scores = part(RandomScores, max_length=8)
     SourceAttention(WIDTH, scores=scores, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize('kind', [RecurrentDecoder, StateBeforeDecoder])
+def test_without_an_initial_part_the_source_is_read_through_attention_alone(kind):
+  def outputs(x, initial):
+    decoder = moved(kind(WIDTH, initial=initial, rngs=nnx.Rngs(0)))
+    # Each token sees the source up to its own position.
+    source = Source(x, Tokens.row(5), pattern=Causal())
+    return applied(decoder, X, pattern=Causal(), source=source)[0][:, :2].sum()
+
+  def gradient(initial):
+    return jax.grad(outputs)(X, initial)
+
+  np.testing.assert_array_equal(gradient(None)[:, 2:], 0)
+  assert jnp.abs(gradient(None)[:, :2]).min() > 0
+  assert jnp.abs(gradient(LastVector)[:, -1]).max() > 0
+
+
+def test_the_final_vector_of_both_directions_is_that_of_the_last_and_the_first_token():
+  own = jnp.asarray([[1, 1, 0, 2, 2], [0, 1, 1, 1, 0]])
+  source = Source(X, Tokens.row(5, segments=own))
+  initial = FinalVectors(WIDTH, use_bridge=False, rngs=nnx.Rngs(0))
+  found = initial(source, jnp.asarray([[1, 2], [1, 1]]))
+  half = WIDTH // 2
+  for row, place, first, last in ((0, 0, 0, 1), (0, 1, 3, 4), (1, 0, 1, 3)):
+    np.testing.assert_array_equal(found[row, place, :half], X[row, last, :half])
+    np.testing.assert_array_equal(found[row, place, half:], X[row, first, half:])
+
+
+def test_projections_of_a_part_of_the_width_need_both():
+  with pytest.raises(UserError, match='needs projections of queries and keys'):
+    SourceAttention(WIDTH, head_dim=4, projections=('q',), rngs=nnx.Rngs(0))

@@ -1,0 +1,90 @@
+"""Initial states of recurrent decoders, computed from their source."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Source
+from t2x.layers.mixers.recurrence import last_segment
+from t2x.layers.parameters import Initializer, Linear
+
+__all__ = ['FinalVectors', 'LastVector']
+
+
+class LastVector(nnx.Module):
+  """Initial state from the source: tanh(W s + b) of the vector s of its last token, for each vector of the state.
+
+  Args:
+    d_model: width of the source and of the state.
+    use_bridge: whether W and b exist; without them the state is s.
+    kernel_init: initialiser of W.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    use_bridge: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    axes = 'embed', 'mlp'
+    self.bridge = (
+      Linear((d_model,), (d_model,), axes, init=kernel_init, rngs=rngs) if use_bridge else None
+    )
+
+  def vector(
+    self, source: Source, is_own: Bool[Array, 'batch length source']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns s, where `is_own` marks the tokens of the source of each segment."""
+    places = jnp.where(is_own, jnp.arange(is_own.shape[2])[None, None], 0)
+    return _at(source, places.max(axis=-1))
+
+  def __call__(
+    self, source: Source, segments: Int[Array, 'batch length']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the initial state of a decoder of each of these segments."""
+    assert source.x is not None  # The cache of a decoder starts with the initial state.
+    own = source.tokens.segments
+    is_own = jnp.ones((*segments.shape, source.x.shape[1]), bool)
+    if own is not None:
+      is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
+    s = self.vector(source, jnp.broadcast_to(is_own, (*segments.shape, source.x.shape[1])))
+    return s if self.bridge is None else jnp.tanh(self.bridge(s))
+
+
+class FinalVectors(LastVector):
+  """As `LastVector` for an encoder in both directions: the second half of s, which is of the backward direction, is that
+  of the first token, where this direction ends. For the arguments see `LastVector`."""
+
+  def vector(self, source, is_own):
+    first = jnp.argmax(is_own, axis=-1)
+    halves = super().vector(source, is_own), _at(source, first)
+    size = halves[0].shape[-1] // 2
+    return jnp.concatenate([halves[0][..., :size], halves[1][..., size:]], axis=-1)
+
+
+def _at(source: Source, places: Int[Array, 'batch length']) -> Float[Array, 'batch length d_model']:
+  """Returns the vectors of the source at these places."""
+  assert source.x is not None
+  return jnp.take_along_axis(source.x, places[:, :, None], axis=1)
+
+
+def of_last_segment(
+  initial: LastVector | None, source: Source, zeros: Float[Array, 'batch d_model']
+) -> tuple[Float[Array, 'batch d_model'], Int[Array, ' batch']]:
+  """Returns the initial state of a decoder of the last segment of each row of the source, and the segment.
+
+  Args:
+    initial: computes the state; None: `zeros`.
+    source: the source.
+    zeros: zeros of the shape and dtype of the state.
+  """
+  assert source.x is not None
+  segment = jnp.ones(len(zeros), jnp.int32)
+  if source.tokens.segments is not None:
+    segment = last_segment(jnp.broadcast_to(source.tokens.segments, source.x.shape[:2]), segment)
+  if initial is None:
+    return zeros, segment
+  return initial(source, segment[:, None])[:, 0].astype(zeros.dtype), segment
