@@ -56,6 +56,7 @@ class StepContext:
     step: number of train steps taken, int32 []; None outside of a train step.
     plain: whether operations with gradients of their own are replaced by plain ones.
     micro_batches: number of parts into which a train step splits its batch (`Trainer.accumulate`).
+    for_accelerators: whether the program is traced as it is for GPUs and TPUs, on whatever machine.
     groups: the part of each row while several parts of one class are applied together, a
       `t2x.layers.grouped.Groups`; None elsewhere.
   """
@@ -65,6 +66,7 @@ class StepContext:
   step: Any = None
   plain: bool = False
   micro_batches: int = 1
+  for_accelerators: bool = False
   groups: Any = None
 
 

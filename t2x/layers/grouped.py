@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.hyperparameters import in_step, step_context
 from t2x.layers.constraints import map_shards, mesh_axes
+from t2x.layers.counting import used_rows
 from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed
 
 _ROWS = ('batch', 'length')
@@ -32,7 +33,9 @@ _FORWARD, _BACKWARD, _SUMS = (
 
 
 @functools.partial(
-  jax.tree_util.register_dataclass, data_fields=['sizes', 'part', 'number'], meta_fields=['block']
+  jax.tree_util.register_dataclass,
+  data_fields=['sizes', 'part', 'number'],
+  meta_fields=['block', 'used'],
 )
 @dataclasses.dataclass(frozen=True)
 class Groups:
@@ -42,18 +45,20 @@ class Groups:
     sizes: rows of each part of a device, a multiple of `block`.
     part: the part of each row; the number of parts for a row that is not in use.
     block: number of consecutive rows that have the same part.
+    used: expected share of the rows that are in use, for counts of FLOPs.
     number: index of the part, in the function of `grouped_parts`.
   """
 
   sizes: Any  # Int[Array, 'batch_devices length_devices parts']
   part: Any  # Int[Array, 'batch_devices rows']
   block: int = 1
+  used: float = 1.0
   number: Any = None  # Int[Array, '']
 
 
 def block_size(rows_per_part: float) -> int:
   """Returns the rows of a block: 1 with `jax.lax.ragged_dot`, else about a quarter of the rows of a part."""
-  if jax.default_backend() != 'cpu' or is_plain():
+  if jax.default_backend() != 'cpu' or is_plain() or step_context().for_accelerators:
     return 1
   return next((size for size in (128, 64) if 4 * size <= rows_per_part), 32)
 
@@ -122,69 +127,70 @@ def grouped_product(
     num_parts: int, batched: Any, x: Array, kernel: Array, groups: Groups
   ) -> tuple[Array, bool]:
     apply = _forward if is_plain() else _product
-    layout = step_context().layout
-    return apply(tuple(axes), groups.block, layout, x, kernel, groups.sizes), False
+    how = _How(tuple(axes), groups.block, groups.used, step_context().layout)
+    return apply(how, x, kernel, groups.sizes), False
 
   return product(own_rows(x, groups), kernel, groups)
 
 
-Axes = tuple[str | None, ...]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _How:
+  """Static arguments of a product: axes of a kernel, those of `Groups`, and the layout."""
+
+  axes: tuple[str | None, ...]
+  block: int
+  used: float
+  layout: Any
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _product(axes: Axes, block: int, layout: Any, x: Array, kernel: Array, sizes: Array) -> Array:
-  return _forward(axes, block, layout, x, kernel, sizes)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(how: _How, x: Array, kernel: Array, sizes: Array) -> Array:
+  return _forward(how, x, kernel, sizes)
 
 
-def _forward(axes: Axes, block: int, layout: Any, x: Array, kernel: Array, sizes: Array) -> Array:
+def _forward(how: _How, x: Array, kernel: Array, sizes: Array) -> Array:
   num_inputs = x.ndim - 2
-  inputs, outputs = axes[:num_inputs], axes[num_inputs:]
+  inputs, outputs = how.axes[:num_inputs], how.axes[num_inputs:]
 
   def local(x: Array, kernel: Array, sizes: Array) -> Array:
     matrices = _matrices(kernel, num_inputs)
-    y = _multiply(block, _rows(x, num_inputs), matrices, sizes.reshape(-1), _FORWARD)
+    y = _multiply(how, _rows(x, num_inputs), matrices, sizes.reshape(-1), _FORWARD)
     return _summed(y, inputs, besides=_ROWS).reshape(*x.shape[:2], *kernel.shape[num_inputs + 1 :])
 
-  in_axes = (*_ROWS, *inputs), ('experts', *axes), (*_ROWS, None)
+  in_axes = (*_ROWS, *inputs), ('experts', *how.axes), (*_ROWS, None)
   return map_shards(local, in_axes, (*_ROWS, *outputs))(x, kernel, sizes)
 
 
-def _saved(
-  axes: Axes, block: int, layout: Any, *arguments: Array
-) -> tuple[Array, tuple[Array, ...]]:
-  return _forward(axes, block, layout, *arguments), arguments
+def _saved(how: _How, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
+  return _forward(how, *arguments), arguments
 
 
-def _backward(
-  axes: Axes, block: int, layout: Any, saved: tuple[Array, ...], gradient: Array
-) -> tuple[Array, Array, None]:
+def _backward(how: _How, saved: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, None]:
   # A backward pass is traced after the step has left its context.
-  with in_step(layout=layout):
-    return _gradients(axes, block, saved, gradient)
+  with in_step(layout=how.layout):
+    return _gradients(how, saved, gradient)
 
 
-def _gradients(
-  axes: Axes, block: int, saved: tuple[Array, ...], gradient: Array
-) -> tuple[Array, Array, None]:
+def _gradients(how: _How, saved: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, None]:
   x, kernel, sizes = saved
   num_inputs = x.ndim - 2
-  inputs, outputs = axes[:num_inputs], axes[num_inputs:]
+  inputs, outputs = how.axes[:num_inputs], how.axes[num_inputs:]
 
   def of_rows(gradient: Array, kernel: Array, sizes: Array) -> Array:
     matrices = _matrices(kernel, num_inputs)
     rows = _rows(gradient, len(outputs))
-    dx = _multiply(block, rows, matrices, sizes.reshape(-1), _BACKWARD)
+    dx = _multiply(how, rows, matrices, sizes.reshape(-1), _BACKWARD)
     return _summed(dx, outputs, besides=_ROWS).reshape(
       *gradient.shape[:2], *kernel.shape[1 : num_inputs + 1]
     )
 
   def of_kernel(x: Array, gradient: Array, sizes: Array) -> Array:
     rows, gradients = _rows(x, num_inputs), _rows(gradient, len(outputs))
-    dkernel = _sums(block, rows, gradients, sizes.reshape(-1)).astype(kernel.dtype)
+    dkernel = _sums(how, rows, gradients, sizes.reshape(-1)).astype(kernel.dtype)
     shape = len(dkernel), *x.shape[2:], *gradient.shape[2:]
     return _summed(dkernel, _ROWS, besides=('experts',)).reshape(shape)
 
-  rows_in, rows_out, matrices = (*_ROWS, *inputs), (*_ROWS, *outputs), ('experts', *axes)
+  rows_in, rows_out, matrices = (*_ROWS, *inputs), (*_ROWS, *outputs), ('experts', *how.axes)
   of_sizes = *_ROWS, None
   dx = map_shards(of_rows, (rows_out, matrices, of_sizes), rows_in)(gradient, kernel, sizes)
   dkernel = map_shards(of_kernel, (rows_in, rows_out, of_sizes), matrices)(x, gradient, sizes)
@@ -214,10 +220,12 @@ def _summed(x: Array, split: Sequence[str | None], besides: Sequence[str]) -> Ar
   return jax.lax.psum(x, tuple(sorted(names - others))) if names - others else x
 
 
-def _multiply(block: int, x: Array, matrices: Array, sizes: Array, numbers: Any) -> Array:
+def _multiply(how: _How, x: Array, matrices: Array, sizes: Array, numbers: Any) -> Array:
   """Multiplies each row with the matrix of its part, or its transpose."""
+  block = how.block
   if block == 1:
-    return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
+    with used_rows(how.used):
+      return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
   axis = numbers.dot_dimension_numbers[0][1][0] - 1
   part = _part_of_blocks(block, len(x), sizes)
 
@@ -231,11 +239,13 @@ def _multiply(block: int, x: Array, matrices: Array, sizes: Array, numbers: Any)
 
 
 def _sums(
-  block: int, x: Float[Array, 'rows inputs'], gradient: Float[Array, 'rows outputs'], sizes: Array
+  how: _How, x: Float[Array, 'rows inputs'], gradient: Float[Array, 'rows outputs'], sizes: Array
 ) -> Float[Array, 'parts inputs outputs']:
   """Returns x^T gradient of the rows of each part."""
+  block = how.block
   if block == 1:
-    return jax.lax.ragged_dot_general(x, gradient, sizes, _SUMS)
+    with used_rows(how.used):
+      return jax.lax.ragged_dot_general(x, gradient, sizes, _SUMS)
   part = _part_of_blocks(block, len(x), sizes)
 
   def add(i: Array, total: Array) -> Array:

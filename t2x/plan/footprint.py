@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.interpreters import partial_eval
 
+from t2x.base.hyperparameters import in_step
 from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array, Totals
 from t2x.plan.shards import Spec, spec_of
 from t2x.plan.trace import Walker
@@ -87,7 +88,8 @@ def footprint(program: Program) -> Footprint:
 
 
 def _totals(program: Program, arguments: tuple[Any, Any, Any]) -> Totals:
-  closed = jax.make_jaxpr(program.step())(*arguments)
+  with in_step(for_accelerators=True):
+    closed = jax.make_jaxpr(program.step())(*arguments)
   outputs = [True] * len(closed.jaxpr.outvars)
   jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
   state, frozen, batch = arguments

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from t2x.layers.counting import share_of
 from t2x.parallel import as_tuple
 from t2x.parallel.mesh import BATCH_AXES
 from t2x.plan.arrays import Array
@@ -31,7 +32,12 @@ from t2x.train.logs.flops import grouped_multiply_adds
 ROW_AXES = {*BATCH_AXES, 'context'}
 SCATTERS = ('scatter', 'scatter-add', 'scatter_add', 'scatter-mul', 'scatter_mul')
 # Collectives of mapped functions -> their kind.
-COLLECTIVES = {'ppermute': 'collective-permute', 'psum': 'all-reduce'}
+COLLECTIVES = {
+  'all_gather': 'all-gather',
+  'ppermute': 'collective-permute',
+  'psum': 'all-reduce',
+  'reduce_scatter': 'reduce-scatter',
+}
 # Product of each row with the matrix of its group, as in mixtures of experts.
 GROUPED = 'ragged_dot_general'
 PRODUCTS = ('dot_general', 'conv_general_dilated', GROUPED)
@@ -96,7 +102,9 @@ def product_flops(
 ) -> int:
   """Returns the FLOPs of a matrix product or convolution on one device, 2 per multiply-add."""
   if equation.primitive.name == GROUPED:
-    return 2 * grouped_multiply_adds(equation) // parts([*result.spec, summed], sizes)
+    used = share_of(str(equation.source_info.name_stack))
+    split = parts([*result.spec, summed], sizes)
+    return int(2 * used * grouped_multiply_adds(equation)) // split
   local = result.size // parts(result.spec, sizes)
   if equation.primitive.name == 'dot_general':
     (contracted, _), _ = equation.params['dimension_numbers']

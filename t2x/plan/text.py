@@ -43,8 +43,14 @@ def _title(variant: Variant) -> str:
   sizes = [f'{axis} {size}' for axis, size in variant.mesh_shape.items() if size > 1]
   devices = f'{program.mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
   lengths = ' + '.join(map(str, program.row_lengths.values()))
+  blueprint = program.blueprint
+  active = (
+    f' ({blueprint.active():,} active per token, {blueprint.active(tables=False):,} without tables)'
+    if blueprint.active() < blueprint.size
+    else ''
+  )
   return (
-    f'{program.blueprint.size:,} parameters on {devices}; {trainer.compute_dtype}, remat {variant.remat}, '
+    f'{blueprint.size:,} parameters{active} on {devices}; {trainer.compute_dtype}, remat {variant.remat}, '
     f'{trainer.batch_size:,} rows of {lengths} tokens per step in {variant.accumulate} micro-batches '
     f'({rows_per_device(variant)} rows per device)'
   )

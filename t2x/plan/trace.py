@@ -282,9 +282,10 @@ class _FrameWalker:
       for result in results:
         self._combine(result, summed)
     if name in COLLECTIVES:
-      axes = equation.params['axis_name' if name == 'ppermute' else 'axes']
-      for result in results:
-        self._record(COLLECTIVES[name], as_tuple(axes), result)
+      axes = equation.params['axes' if name == 'psum' else 'axis_name']
+      # Of a gather the whole result, of a scatter the whole operand.
+      for array in inputs if name == 'reduce_scatter' else results:
+        self._record(COLLECTIVES[name], as_tuple(axes), array)
     is_root = name in HEAVY or name.startswith(('reduce_', 'arg'))
     # A scatter adds to its operand in place.
     if name in HEAVY:

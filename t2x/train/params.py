@@ -38,6 +38,7 @@ class ParamInfo:
     num_layers: number of layers of the body; 0 outside of stacks of layers.
     keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
     rule: what moves a parameter of kind 'rule'; None for other parameters.
+    active: share of the elements that a token uses, of experts those of the chosen ones.
   """
 
   name: str
@@ -50,6 +51,7 @@ class ParamInfo:
   num_layers: int = 0
   keep_float32: bool = False
   rule: Rule | None = None
+  active: float = 1.0
 
   @property
   def size(self) -> int:
@@ -120,6 +122,7 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
       num_layers=numbers.num_layers if numbers else 0,
       keep_float32=metadata['keep_float32'],
       rule=metadata['rule'],
+      active=metadata.get('active', 1.0),
     )
 
 
@@ -157,3 +160,8 @@ class Blueprint:
   def size(self) -> int:
     """Number of scalars."""
     return sum(info.size for info in self.infos.values())
+
+  def active(self, tables: bool = True) -> int:
+    """Returns the number of scalars that a token uses: of experts those of the chosen ones, of tables all or none."""
+    infos = [info for info in self.infos.values() if tables or info.kind != 'table']
+    return round(sum(info.size * info.active for info in infos))

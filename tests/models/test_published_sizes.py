@@ -18,6 +18,7 @@ PUBLISHED = {
   'bart_large': 406_291_456,
   'bert_base': 109_482_240,
   'bert_large': 335_141_888,
+  'deepseek_v2_lite': 15_706_484_224,
   'gpt2_large': 774_030_080,
   'gpt2_medium': 354_823_168,
   'gpt2_small': 124_439_808,
@@ -26,6 +27,7 @@ PUBLISHED = {
   'llama3_70b': 70_553_706_496,
   'llama3_8b': 8_030_261_248,
   'minilm_l6': 22_713_216,
+  'mixtral_8x7b': 46_702_792_704,
   'swin_t': 28_288_354,
   't5_v1_1_base': 247_577_856,
   't5_v1_1_large': 783_150_080,
@@ -63,6 +65,18 @@ DERIVED = {
 def test_parameter_count(name, expected):
   model = read_config([MODELS / f'{name}.gin']).build().shapes()
   assert Blueprint(model).size == expected
+
+
+def test_active_parameters_are_those_of_the_chosen_experts():
+  """Published: 12.9 billion of Mixtral; 2.4 billion of DeepSeek-V2-Lite, whose table of tokens does not count."""
+  active = {
+    name: Blueprint(read_config([MODELS / f'{name}.gin']).build().shapes()).active()
+    for name in ('mixtral_8x7b', 'deepseek_v2_lite')
+  }
+  assert active['mixtral_8x7b'] == PUBLISHED['mixtral_8x7b'] - 32 * 6 * 3 * 4096 * 14336
+  assert active['deepseek_v2_lite'] == PUBLISHED['deepseek_v2_lite'] - 26 * 58 * 3 * 2048 * 1408
+  assert round(active['mixtral_8x7b'] / 1e9, 1) == 12.9
+  assert round((active['deepseek_v2_lite'] - 102400 * 2048) / 1e9, 2) == 2.45
 
 
 def test_every_published_size_is_tested():

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.hyperparameters import in_step
-from t2x.layers import MLP, Call, GatedMLP, MixtureOfExperts, Tokens
+from t2x.layers import MLP, Call, Capacity, Dropless, GatedMLP, MixtureOfExperts, Tokens
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.plan.arrays import Array
 from t2x.plan.shards import spec_of
@@ -20,18 +20,18 @@ BATCH, LENGTH, WIDTH = 8, 16, 8
 SLOTS = 5
 
 
-def traced(expert, mesh):
+def traced(expert, mesh, dispatch=Capacity()):
   """The totals of a forward and a backward pass on one device, and the specs of the parameters."""
   settings, abstract = mesh, mesh.abstract()
   layout = Activations.of(abstract, settings)
-  build = functools.partial(MixtureOfExperts, num_experts=8, expert=expert)
+  build = functools.partial(MixtureOfExperts, num_experts=8, expert=expert, dispatch=dispatch)
   shapes = jax.eval_shape(lambda: build(WIDTH, rngs=nnx.Rngs(0)))
   blueprint = Blueprint(shapes)
   params = blueprint.params(shapes)
   split = state_shardings(abstract, settings.rules, blueprint.infos, params)
 
   def loss(part, x):
-    with in_step(layout=layout):
+    with in_step(layout=layout, for_accelerators=True):
       result = part(layout.constrain(x, ('batch', 'length', 'embed')), Call(Tokens.row(LENGTH)))
     return jnp.square(result.x).sum()
 
@@ -64,4 +64,16 @@ def test_each_device_computes_its_share_of_the_products():
   totals = traced(functools.partial(GatedMLP, hidden_dim=32), Mesh(data=2, expert=4))
   router, experts = BATCH * LENGTH * WIDTH * 8, 3 * BATCH * 8 * SLOTS * WIDTH * 32
   # 2 FLOPs, in the forward pass and for the gradients of both operands.
+  assert totals.flops * 8 == 3 * 2 * (router + experts)
+
+
+@pytest.mark.parametrize('sizes', [{'data': 2, 'expert': 4}, {'fsdp': 2, 'expert': 4, 'data': 1}])
+def test_without_a_capacity_devices_gather_tokens_and_compute_their_share(sizes):
+  """The vectors of four devices of a row each are gathered in each direction of the pass, and their choices (int32) and
+  weights; the grouped products count the rows that are expected to be in use."""
+  totals = traced(functools.partial(GatedMLP, hidden_dim=32), Mesh(**sizes), Dropless())
+  vectors, numbers = 4 * LENGTH * WIDTH * 4, 4 * LENGTH * 2 * 4
+  assert totals.collectives['all-gather', ('expert',)] == 2 * vectors + 2 * numbers
+  assert totals.collectives['reduce-scatter', ('expert',)] == 2 * vectors + numbers
+  router, experts = BATCH * LENGTH * WIDTH * 8, 3 * BATCH * LENGTH * 2 * WIDTH * 32
   assert totals.flops * 8 == 3 * 2 * (router + experts)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from t2x.base.ranges import Positive
 from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, map_shards, mesh_axes, num_parts
+from t2x.layers.counting import used_rows
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward.routing import Routing
 from t2x.layers.grouped import Groups, block_size, grouped_parts
@@ -142,7 +143,8 @@ class Capacity(Dispatch):
     # The token of no choice is out of range.
     h = take_rows(x, choice // k).reshape(batch, num_experts, size, width)
     occupied = (choice < length * k).reshape(h.shape[:-1])
-    y, aux = experts(h.swapaxes(0, 1), occupied.swapaxes(0, 1))
+    with used_rows(min(1.0, length * k / (num_experts * size))):
+      y, aux = experts(h.swapaxes(0, 1), occupied.swapaxes(0, 1))
     y = take_rows(y.swapaxes(0, 1).reshape(batch, num_experts * size, width), slot)
     y = (y.reshape(batch, length, k, width) * routing.weight[..., None]).sum(axis=2)
     chosen = choices < num_experts
@@ -226,7 +228,7 @@ class Dropless(Dispatch):
     block = block_size(routing.expert.size / devices / number)
     arrange = functools.partial(_arrange, number, block)
     sizes, part, choice, place = _on_devices(arrange, routing.expert)
-    groups = Groups(sizes, part[..., 0], block)
+    groups = Groups(sizes, part[..., 0], block, 1 / num_parts('experts'))
     h = _on_devices(_to_places, x, choice, place)
     keys = _keys(named_key(experts.call.key, 'expert'), x.shape, groups.part, choice, place)
     y, aux = experts.of_rows(h, groups, keys)

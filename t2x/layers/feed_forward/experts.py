@@ -5,12 +5,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
+from t2x.layers.arrays import named_variables
 from t2x.layers.feed_forward.activations import relu
 from t2x.layers.feed_forward.dispatch import (
   Capacity,
@@ -24,6 +26,7 @@ from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.keys import named_key, stacked
 from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Full, Pattern
+from t2x.layers.tokens import Tokens
 
 __all__ = ['MixtureOfExperts', 'SwitchFeedForward']
 
@@ -63,6 +66,9 @@ class MixtureOfExperts(FeedForward):
     self.expert = stacked(
       lambda number, keys: expert(d_model, rngs=keys), num_experts, rngs, axis='experts'
     )
+    for _, variable in named_variables(self.expert):
+      if isinstance(variable, nnx.Variable):
+        variable.set_metadata(active=min(1.0, self._num_choices(d_model) / num_experts))
     parts: dict[str, Router | Dispatch] = {'router': self.router, 'dispatch': self.dispatch}
     self._acausal = [name for name, part in parts.items() if not part.is_causal]
     self.reads = frozenset({'pattern'} if self._acausal else ())
@@ -73,6 +79,11 @@ class MixtureOfExperts(FeedForward):
       )
     if self.expert.init_cache(1, 1, jnp.float32) is not None:
       raise UserError(f'{name} has a state, which experts cannot keep: use a feed-forward layer')
+
+  def _num_choices(self, d_model: int) -> int:
+    """Returns the number of experts of a token."""
+    x, call = jax.ShapeDtypeStruct((1, 1, d_model), jnp.float32), Call(Tokens.row(1))
+    return int(jax.eval_shape(lambda x: self.router(x, call).expert, x).shape[-1])
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None

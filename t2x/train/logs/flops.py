@@ -2,7 +2,8 @@
 
 The count is 3 x the multiply-adds of the loss (2 FLOPs each): 1 x for the forward and 2 x for the backward pass. Those
 are the contractions (matrix products and convolutions) and the sums over tokens that parts mark with
-`t2x.layers.counting.token_sums`; other elementwise operations are not counted. The loss is traced with dense attention
+`t2x.layers.counting.token_sums`; other elementwise operations are not counted. Of experts the chosen ones of each token
+count, whatever their number of slots. The loss is traced with dense attention
 and unchunked logits, so the count does not depend on kernels, remat policy or mesh.
 
 Attention counts the pairs of query and key that its pattern shows: under Causal() n (n + 1) / 2 of n^2, in a window
@@ -22,8 +23,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t2x.base.hyperparameters import in_step
 from t2x.layers import AttentionInputs, Dense, Kernel
-from t2x.layers.counting import PAIRS, TOKEN_SUMS
+from t2x.layers.counting import PAIRS, TOKEN_SUMS, share_of
 from t2x.models import LogitHead
 from t2x.tasks import Task
 
@@ -82,7 +84,8 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
   for _, module in nnx.iter_modules(dense):
     if isinstance(module, LogitHead):
       module.chunk = None  # All logits at once.
-  jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(dense, task.spec(1))
+  with in_step(for_accelerators=True):
+    jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(dense, task.spec(1))
   count = _multiply_adds(jaxpr.jaxpr)
   tokens = sum(row_lengths(task, model).values())
   # Pairs that no attention follows are all visible.
@@ -146,7 +149,7 @@ def _multiply_adds(jaxpr: Any, scope: str = '') -> _Count:
     counts = [_multiply_adds(inner, inside) for inner in _inner_jaxprs(equation)]
     if equation.primitive.name == 'cond':
       counts = [max(counts, key=lambda count: count.full)]
-    own = _of_equation(equation, inside)
+    own = _of_equation(equation, inside) * share_of(inside)
     times = equation.params['length'] if equation.primitive.name == 'scan' else 1
     full, visible, pairs = (
       times * sum(getattr(count, name) for count in counts) for name in ('full', 'visible', 'pairs')

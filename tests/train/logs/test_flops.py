@@ -29,6 +29,7 @@ from t2x.layers import (
   ConvBias,
   Dense,
   DenseScores,
+  Dropless,
   DynamicConvolution,
   FactorisedEmbedding,
   FactorizedDenseScores,
@@ -213,17 +214,26 @@ MIXERS = {
     + 2 * 2 * (4 + 2 * 2**3 + 4**3) / 8
     + 3 * 8 * 16,
   ),
-  # The router, and 10 slots of each of 4 experts for 32 tokens.
+  # The router and the chosen expert, whatever the number of slots.
   'switch': (
     functools.partial(SwitchFeedForward, num_experts=4, hidden_dim=32),
-    16 * 4 + FEED_FORWARD * 40 / 32,
+    16 * 4 + FEED_FORWARD,
   ),
-  # The router, and 20 slots of each of 4 gated experts (three matrices) for 32 tokens with two choices.
+  # The router, and three matrices of each of two chosen experts.
   'experts': (
     functools.partial(
       MixtureOfExperts, num_experts=4, expert=functools.partial(GatedMLP, hidden_dim=32)
     ),
-    16 * 4 + 3 * 16 * 32 * 80 / 32,
+    16 * 4 + 2 * 3 * 16 * 32,
+  ),
+  'experts without a capacity': (
+    functools.partial(
+      MixtureOfExperts,
+      num_experts=4,
+      expert=functools.partial(GatedMLP, hidden_dim=32),
+      dispatch=Dropless(),
+    ),
+    16 * 4 + 2 * 3 * 16 * 32,
   ),
 }
 
