@@ -91,7 +91,7 @@ def block(
     module: the t2x block.
     norms: tensor names of the norms of attention and feed-forward layer.
     mixer: see `attention`.
-    feed_forward: tensor names of the up and down projection, or of gate, up and down.
+    feed_forward: tensor names of the up and down projection, or of gate, up and down; () for layers that are no MLPs.
     layout: layout of the matrices.
     qkv: see `attention`.
   """
@@ -103,7 +103,7 @@ def block(
     for name, norm_module in zip(norms, norm_modules, strict=True):
       yield from norm(f'{prefix}.{name}', f'{module}.{norm_module}')
   yield from attention(prefix, f'{module}.mixer', mixer, layout, qkv)
-  parts = ('gate', 'up', 'down')[-len(feed_forward) :]
+  parts = ('gate', 'up', 'down')[3 - len(feed_forward) :]
   for name, part in zip(feed_forward, parts, strict=True):
     yield from dense(f'{prefix}.{name}', f'{module}.feed_forward.{part}', layout=layout)
 

@@ -41,6 +41,7 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
+  'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.use_bias': lambda part: part.q.bias is not None,
   'PatchEmbedding.channels': lambda part: part.projection.kernel.shape[2],
   'T5Bias.num_heads': lambda part: part.table.shape[-1],

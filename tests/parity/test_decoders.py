@@ -108,6 +108,43 @@ def test_llama(agree, name):
   agree(name, lambda: transformers.LlamaForCausalLM(config), theirs, ours)
 
 
+def test_mixtral(agree, gradients):
+  config = transformers.MixtralConfig(
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_local_experts=4,
+    vocab_size=50,
+    router_aux_loss_coef=0.02,
+    experts_implementation='eager',
+  )
+  model, mine = agree('Mixtral', lambda: transformers.MixtralForCausalLM(config), theirs, ours)
+  gradients('Mixtral', model, mine, theirs_loss, ours_loss)
+
+
+@pytest.mark.parametrize('normalised', [True, False])
+def test_qwen3_moe(agree, gradients, normalised):
+  config = transformers.Qwen3MoeConfig(
+    hidden_size=24,
+    moe_intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    num_experts=8,
+    num_experts_per_tok=3,
+    norm_topk_prob=normalised,
+    vocab_size=50,
+    experts_implementation='eager',
+  )
+  make = lambda: transformers.Qwen3MoeForCausalLM(config)  # noqa: E731
+  model, mine = agree('Qwen3-MoE', make, theirs, ours)
+  if normalised:
+    gradients('Qwen3-MoE', model, mine, theirs_loss, ours_loss)
+
+
 OPT = {
   'hidden_size': 24,
   'ffn_dim': 40,
