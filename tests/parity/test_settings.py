@@ -5,20 +5,32 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 from torch_arrays import linear
 
 from t2x.layers import (
+  DotProductScores,
+  GatedMLP,
   LayerNorm,
   Linear,
+  MultiHeadAttention,
   RMSNorm,
+  RoPE,
+  Sandwich,
   TokenEmbedding,
+  Window,
+  gelu,
   gelu_exact,
   ones,
 )
 from t2x.models import (
+  Block,
+  Decoder,
+  LanguageModel,
   LMHead,
   MaskedLMHead,
+  Stack,
   TiedHead,
 )
 
@@ -138,4 +150,130 @@ def test_norm_without_scale_equals_olmo(equal):
     lambda get: linear('linear', theirs[0], get),
     lambda module: module(torch.tensor(X)),
     lambda module: module.norm(module.linear(jnp.asarray(X))),
+  )
+
+
+def run_ids(theirs):
+  return theirs(torch.tensor(IDS), use_cache=False).logits
+
+
+IDS = np.random.default_rng(1).integers(1, VOCAB, size=(2, LENGTH))
+
+
+def test_norms_before_and_after_sublayers_equal_gemma_2(equal):
+  """With its windows, soft caps, scaled embeddings and gates."""
+  layers, heads, size, window = 4, 4, 6, 4
+  config = transformers.Gemma2Config(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    intermediate_size=20,
+    num_hidden_layers=layers,
+    num_attention_heads=heads,
+    num_key_value_heads=2,
+    head_dim=size,
+    query_pre_attn_scalar=9,
+    sliding_window=window,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+    pad_token_id=0,
+    attn_implementation='eager',
+  )
+  theirs = transformers.Gemma2ForCausalLM(config)
+  attention = part(
+    MultiHeadAttention,
+    num_heads=heads,
+    num_kv_heads=2,
+    head_dim=size,
+    use_bias=False,
+    out_bias=False,
+    scale=1 / 3,
+    scores=part(DotProductScores, soft_cap=2.0),
+  )
+  block = part(
+    Block,
+    mixer=attention,
+    feed_forward=part(GatedMLP, hidden_dim=20, activation=gelu),
+    wiring=part(Sandwich, norm=RMSNorm),
+  )
+  blocks = [part(block, pattern=Window(window)), block]
+  ours = LanguageModel(
+    d_model=WIDTH,
+    embedding=part(TokenEmbedding, vocab_size=VOCAB, scaled=True),
+    body=part(
+      Decoder,
+      stack=part(Stack, num_layers=layers, blocks=blocks),
+      encoding=RoPE,
+      final_norm=RMSNorm,
+    ),
+    head=part(TiedHead, soft_cap=3.0),
+    rngs=nnx.Rngs(0),
+  )
+
+  def arrays(get):
+    def scale(module):
+      # They add 1 to their parameters. Gradients are read after the values.
+      return get(module.weight) + (module.weight.grad is None)
+
+    def of(layer):
+      found = {
+        'mixer_wiring.norm.scale': scale(layer.input_layernorm),
+        'mixer_wiring.branch_norm.scale': scale(layer.post_attention_layernorm),
+        'feed_forward_wiring.norm.scale': scale(layer.pre_feedforward_layernorm),
+        'feed_forward_wiring.branch_norm.scale': scale(layer.post_feedforward_layernorm),
+      }
+      for name in 'qkv':
+        kernel = get(getattr(layer.self_attn, f'{name}_proj').weight).T
+        found[f'mixer.{name}.kernel'] = kernel.reshape(WIDTH, -1, size)
+      found['mixer.out.kernel'] = get(layer.self_attn.o_proj.weight).T.reshape(heads, size, WIDTH)
+      for name in ('gate', 'up', 'down'):
+        found |= linear(f'feed_forward.{name}', getattr(layer.mlp, f'{name}_proj'), get)
+      return found
+
+    model = theirs.model
+    found = {
+      'embedding.table': get(model.embed_tokens.weight),
+      'body.final_norm.scale': scale(model.norm),
+    }
+    for place in (0, 1):
+      of_place = [of(layer) for layer in model.layers[place::2]]
+      for name in of_place[0]:
+        found[f'body.stack.blocks.{place}.{name}'] = np.stack([one[name] for one in of_place])
+    return found
+
+  equal(
+    None,
+    'transformers Gemma2ForCausalLM',
+    theirs,
+    ours,
+    arrays,
+    run_ids,
+    lambda module: module(jnp.asarray(IDS)).x,
+  )
+
+
+def test_gated_mlp_with_biases_equals_x_transformers(equal):
+  from x_transformers.x_transformers import FeedForward
+
+  theirs = FeedForward(WIDTH, mult=2, glu=True)
+  ours = GatedMLP(
+    WIDTH, hidden_dim=2 * WIDTH, activation=gelu_exact, use_bias=True, rngs=nnx.Rngs(0)
+  )
+
+  def arrays(get):
+    projection, down = theirs.ff[0].proj, theirs.ff[-1]
+    kernels = np.split(get(projection.weight).T, 2, axis=1)
+    biases = np.split(get(projection.bias), 2)
+    found = linear('down', down, get)
+    for name, kernel, bias in zip(('up', 'gate'), kernels, biases, strict=True):
+      found |= {f'{name}.kernel': kernel, f'{name}.bias': bias}
+    return found
+
+  equal(
+    None,
+    'x-transformers 2.31.10 FeedForward',
+    theirs,
+    ours,
+    arrays,
+    lambda module: module(torch.tensor(X)),
+    lambda module: applied(module, jnp.asarray(X))[0],
   )
