@@ -15,7 +15,6 @@ import numpy as np
 
 import t2x
 from t2x.layers import Tokens
-from t2x.models import mean_tokens
 
 
 def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:

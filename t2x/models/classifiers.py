@@ -1,16 +1,17 @@
-"""Heads that pool hidden vectors into one vector per row, or compute class logits."""
+"""Heads that compute class logits, of tokens or of pooled rows."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Initializer, Linear, Norm, TextEmbedding, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
-from t2x.models.interfaces import ClassHead, Head, OutputHead
+from t2x.models.interfaces import ClassHead, Head, OutputHead, Pooling, RowSegments
+from t2x.models.pooling import first_token
 
 __all__ = [
   'Classifier',
@@ -18,9 +19,6 @@ __all__ = [
   'Pooler',
   'SequenceClassifier',
   'TokenClassifier',
-  'first_token',
-  'last_token',
-  'mean_tokens',
 ]
 
 
@@ -40,41 +38,6 @@ class Pooler(nnx.Module):
     self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
   ) -> Float[Array, 'batch d_model']:
     return jnp.tanh(self.projection(x[:, 0]))
-
-
-# Segment of each token, 0 for padding; None: no padding. Read by the pooling functions below.
-Segments = Int[Array, 'batch length'] | None
-
-
-def first_token(
-  x: Float[Array, 'batch length d_model'], segments: Segments = None
-) -> Float[Array, 'batch d_model']:
-  """Returns the vector of the first token (the class token)."""
-  return x[:, 0]
-
-
-def last_token(
-  x: Float[Array, 'batch length d_model'], segments: Segments = None
-) -> Float[Array, 'batch d_model']:
-  """Returns the vector of the last non-padding token, which in a causal body depends on all tokens."""
-  if segments is None:
-    return x[:, -1]
-  indices = jnp.arange(x.shape[1])
-  last = jnp.where(segments != 0, indices, 0).max(axis=1)
-  return jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-
-
-def mean_tokens(
-  x: Float[Array, 'batch length d_model'], segments: Segments = None
-) -> Float[Array, 'batch d_model']:
-  """Returns the mean over all non-padding tokens (Sentence-BERT, https://arxiv.org/abs/1908.10084)."""
-  if segments is None:
-    return x.mean(axis=1)
-  present = (segments != 0).astype(x.dtype)
-  total = jnp.einsum('bld,bl->bd', x, present, preferred_element_type=jnp.float32)
-  # Counted as integers: bfloat16 cannot count beyond 256.
-  count = jnp.maximum(jnp.count_nonzero(segments, axis=1), 1)
-  return (total / count[:, None]).astype(x.dtype)
 
 
 class Classifier(nnx.Module):
@@ -158,7 +121,7 @@ class SequenceClassifier(LogitHead):
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    pool: pooling function: `first_token`, `mean_tokens` or `last_token`.
+    pool: builds the pooling: `first_token`, `mean_tokens`, `last_token` or `AttentionPool`.
     classifier: builds the classifier of the pooled vector: `Classifier` or `PooledClassifier`.
     language_head: builds the head over the vocabulary, for objectives with a language-modelling term. The
       default has no parameters.
@@ -169,12 +132,12 @@ class SequenceClassifier(LogitHead):
     d_model: int,
     vocab_size: Size,
     *,
-    pool: Callable[..., Array] = first_token,
+    pool: Callable[..., Pooling] = first_token,
     classifier: Callable[..., ClassHead] = Classifier,
     language_head: Callable[..., Head] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.pool = pool
+    self.pool = pool(d_model, rngs=rngs)
     self.classifier = classifier(d_model, rngs=rngs)
     self.language_head = language_head(d_model, vocab_size, rngs=rngs)
     self.outputs = frozenset({'class logits', *self.language_head.outputs})
@@ -183,11 +146,12 @@ class SequenceClassifier(LogitHead):
   def classify(
     self,
     x: Float[Array, 'batch length d_model'],
-    segments: Segments = None,
+    segments: RowSegments = None,
     key: Array | None = None,
   ) -> Float[Array, 'batch classes']:
     """Returns the class logits of each row; tokens of segment 0 are padding."""
-    return self.classifier(self.pool(x, segments), named_key(key, 'classifier'))
+    pooled = self.pool(x, segments, named_key(key, 'pool'))
+    return self.classifier(pooled, named_key(key, 'classifier'))
 
   def logits(self, x, embedding):
     return self.language_head.logits(x, embedding)

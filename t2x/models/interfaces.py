@@ -27,7 +27,10 @@ from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 
-__all__ = ['DecodingModel', 'Head', 'Model', 'Output', 'OutputHead', 'TextModel']
+__all__ = ['DecodingModel', 'Head', 'Model', 'Output', 'OutputHead', 'Pooling', 'TextModel']
+
+# Segment of each token, 0 for padding; None: no padding.
+RowSegments = Int[Array, 'batch length'] | None
 
 
 @jax.tree_util.register_dataclass
@@ -205,6 +208,20 @@ class Body(Protocol):
     record: frozenset[str] = frozenset(),
   ) -> Output:
     """Computes hidden vectors [batch, length, d_model] of embedded tokens."""
+    ...
+
+
+@runtime_checkable
+class Pooling(Protocol):
+  """Computes one vector of each row. Built as `Pooling(d_model, rngs=rngs)`."""
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    segments: RowSegments = None,
+    key: Array | None = None,
+  ) -> Float[Array, 'batch d_model']:
+    """Returns the vectors; tokens of segment 0 are padding, and `key` is that of dropout."""
     ...
 
 

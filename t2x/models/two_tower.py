@@ -13,9 +13,9 @@ from t2x.base.ranges import Positive, Size
 from t2x.layers import Embedder, Initializer, Linear, Tokens, named_key, normal, param
 from t2x.layers.dtypes import Dtypes
 from t2x.models.bodies import Encoder
-from t2x.models.classifiers import mean_tokens
-from t2x.models.interfaces import Body, Model, Output
+from t2x.models.interfaces import Body, Model, Output, Pooling
 from t2x.models.language_model import limited
+from t2x.models.pooling import mean_tokens
 from t2x.models.spec import ModelSpec
 
 __all__ = ['Tower', 'TwoTower']
@@ -28,7 +28,7 @@ class Tower(nnx.Module):
     d_model: width of the residual stream.
     embedding: builds the embedder of the inputs.
     body: builds the body.
-    pool: pooling function: `first_token`, `mean_tokens` or `last_token`.
+    pool: builds the pooling: `first_token`, `mean_tokens`, `last_token` or `AttentionPool`.
   """
 
   def __init__(
@@ -37,12 +37,12 @@ class Tower(nnx.Module):
     d_model: Size,
     embedding: Callable[..., Embedder],
     body: Callable[..., Body] = Encoder,
-    pool: Callable[..., Array] = mean_tokens,
+    pool: Callable[..., Pooling] = mean_tokens,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.pool = pool
+    self.pool = pool(self.body.output_dim, rngs=rngs)
 
   def __call__(
     self, inputs: Shaped[Array, 'batch *shape'], tokens: Tokens | None, key: Array | None
@@ -52,7 +52,8 @@ class Tower(nnx.Module):
     out = self.body(x, tokens=tokens, key=named_key(key, 'body'))
     final = tokens if out.tokens is None else out.tokens
     segments = None if final.segments is None else jnp.broadcast_to(final.segments, out.x.shape[:2])
-    return Output(self.pool(out.x, segments), None, out.aux, out.recorded)
+    pooled = self.pool(out.x, segments, named_key(key, 'pool'))
+    return Output(pooled, None, out.aux, out.recorded)
 
 
 class TwoTower(nnx.Module):

@@ -8,8 +8,9 @@ from jaxtyping import Array, Float
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Embedder, LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
-from t2x.models.classifiers import Classifier, first_token
-from t2x.models.interfaces import Body, ClassHead, Model, Output
+from t2x.models.classifiers import Classifier
+from t2x.models.interfaces import Body, ClassHead, Model, Output, Pooling
+from t2x.models.pooling import first_token
 from t2x.models.spec import ModelSpec
 
 __all__ = ['VisionTransformer']
@@ -25,7 +26,7 @@ class VisionTransformer(nnx.Module):
     positions: builds the position encoding of the patch grid, which is interpolated for image sizes other
       than the one trained on. `NoPositions` for tokens without a grid, whose positions are those of the body.
     body: builds the encoder.
-    pool: pooling function: `first_token` (the class token) or `mean_tokens`.
+    pool: builds the pooling: `first_token` (the class token), `mean_tokens` or `AttentionPool`.
     head: builds the classifier; None: the model returns pooled vectors.
     input_dropout: dropout rate on the embedded patches.
   """
@@ -39,7 +40,7 @@ class VisionTransformer(nnx.Module):
     embedding: Callable[..., Embedder] = PatchEmbedding,
     positions: Callable[..., PositionEncoding] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
-    pool: Callable[[Array], Array] = first_token,
+    pool: Callable[..., Pooling] = first_token,
     head: Callable[..., ClassHead] | None = Classifier,
     input_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -47,7 +48,7 @@ class VisionTransformer(nnx.Module):
     self.embedding = embedding(d_model, rngs=rngs)
     self.positions = positions(d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.pool = pool
+    self.pool = pool(self.body.output_dim, rngs=rngs)
     self.input_dropout = input_dropout
     self.head = head and head(self.body.output_dim, rngs=rngs)
 
@@ -82,7 +83,7 @@ class VisionTransformer(nnx.Module):
   def __call__(self, images, *, key=None, record=frozenset()):
     """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head; see `hidden`."""
     out = self.hidden(images, key=key, record=record)
-    x = self.pool(out.x)
+    x = self.pool(out.x, None, named_key(key, 'pool'))
     if self.head is not None:
       x = self.head(x, named_key(key, 'head'))
     return Output(x, None, out.aux, out.recorded)

@@ -137,6 +137,9 @@ PARTS = [
   ),
   partial(models.ParallelBlock, W, **BLOCK.keywords, feed_forward_norm=layers.LayerNorm),
   partial(models.SublayerBlock, W, sublayers={'mixer': ATTENTION}),
+  *_width(
+    models.AttentionPool, attention=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32)
+  ),
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
   *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
   partial(models.MaskedLMHead, W, V),

@@ -1,14 +1,17 @@
 """What is made of hidden vectors: one vector of a row, and logits over classes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.layers import TokenEmbedding, normal
+from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding, normal
 from t2x.layers.initializers import building
 from t2x.models import (
+  AttentionPool,
   Classifier,
   PooledClassifier,
   SequenceClassifier,
@@ -33,8 +36,20 @@ def test_a_scaled_tied_head_divides_by_the_root_of_the_width_of_the_base(ratio):
   np.testing.assert_allclose(head(X, TABLE), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('pool', [first_token, last_token, mean_tokens])
+def built(pool, **settings):
+  return pool(4, **settings, rngs=nnx.Rngs(0))
+
+
+ATTENTION = functools.partial(
+  AttentionPool,
+  attention=functools.partial(MultiHeadAttention, num_heads=2, dropout_rate=0.5),
+  feed_forward=functools.partial(MLP, hidden_dim=6),
+)
+
+
+@pytest.mark.parametrize('pool', [first_token, last_token, mean_tokens, ATTENTION])
 def test_padding_changes_nothing_in_the_vector_of_a_row(pool):
+  pool = built(pool)
   noise = X + 10.0 * (SEGMENTS == 0)[..., None]
   np.testing.assert_allclose(pool(X, SEGMENTS), pool(noise, SEGMENTS), rtol=1e-6)
   np.testing.assert_allclose(pool(X, SEGMENTS)[:1], pool(X[:1, :3]), rtol=1e-6)
@@ -42,20 +57,25 @@ def test_padding_changes_nothing_in_the_vector_of_a_row(pool):
 
 
 def test_the_vectors_are_the_first_the_last_and_the_mean():
-  np.testing.assert_array_equal(first_token(X, SEGMENTS), X[:, 0])
-  np.testing.assert_array_equal(last_token(X, SEGMENTS), jnp.stack([X[0, 2], X[1, 4]]))
-  np.testing.assert_allclose(mean_tokens(X, SEGMENTS)[0], X[0, :3].mean(0), rtol=1e-6)
+  np.testing.assert_array_equal(built(first_token)(X, SEGMENTS), X[:, 0])
+  np.testing.assert_array_equal(built(last_token)(X, SEGMENTS), jnp.stack([X[0, 2], X[1, 4]]))
+  np.testing.assert_allclose(built(mean_tokens)(X, SEGMENTS)[0], X[0, :3].mean(0), rtol=1e-6)
+
+
+def test_attention_of_a_learned_query_has_dropout():
+  pool, key = built(ATTENTION), jax.random.key(0)
+  assert jnp.abs(pool(X, SEGMENTS, key) - pool(X, SEGMENTS)).max() > 1e-3
 
 
 def test_the_mean_of_a_long_bfloat16_row_counts_every_token():
   x = jnp.ones((1, 512, 4), jnp.bfloat16)
   for count in (257, 300, 511):
     segments = (jnp.arange(512) < count).astype(jnp.int32)[None]
-    np.testing.assert_array_equal(np.asarray(mean_tokens(x, segments), np.float32), 1.0)
+    np.testing.assert_array_equal(np.asarray(built(mean_tokens)(x, segments), np.float32), 1.0)
 
 
 def test_a_row_of_padding_has_a_finite_mean():
-  assert jnp.isfinite(mean_tokens(X, jnp.zeros_like(SEGMENTS))).all()
+  assert jnp.isfinite(built(mean_tokens)(X, jnp.zeros_like(SEGMENTS))).all()
 
 
 def test_the_pooled_classifier_is_a_projection_tanh_and_a_linear_layer():
@@ -82,7 +102,7 @@ def test_a_sequence_classifier_stays_a_head_over_the_vocabulary():
   head = SequenceClassifier(4, 7, pool=last_token, classifier=classifier, rngs=nnx.Rngs(0))
   assert head.num_classes == 3
   assert head(X, TABLE).shape == (2, 5, 7)
-  expected = head.classifier(last_token(X, SEGMENTS))
+  expected = head.classifier(built(last_token)(X, SEGMENTS))
   np.testing.assert_array_equal(head.classify(X, SEGMENTS), expected)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from t2x.data import load_hub_tokenizer
 from t2x.layers import Tokens
-from t2x.models import mean_tokens
+from t2x.models.pooling import mean_over_tokens
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -54,7 +54,7 @@ def test_sentence_embeddings(rows, imported_from, table):
   @jax.jit
   def embed(model):
     tokens = Tokens.row(ids.shape[1], segments=segments)
-    return mean_tokens(model.hidden(jnp.asarray(ids), tokens=tokens).x, segments)
+    return mean_over_tokens(model.hidden(jnp.asarray(ids), tokens=tokens).x, segments)
 
   got, wanted = normalised(np.asarray(embed(model))), normalised(wanted.numpy())
   found = np.abs(got - wanted).max()

@@ -16,9 +16,11 @@ from t2x.layers import (
   LearnedGrid,
   MultiHeadAttention,
   PatchEmbedding,
+  PreNorm,
+  gelu,
   gelu_exact,
 )
-from t2x.models import Block, Classifier, Encoder, Stack, VisionTransformer
+from t2x.models import AttentionPool, Block, Classifier, Encoder, Stack, VisionTransformer
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -44,7 +46,11 @@ def vision(epsilon, mixer, wiring, **settings):
   block = part(
     Block,
     mixer=part(MultiHeadAttention, num_heads=3, **mixer),
-    feed_forward=part(MLP, hidden_dim=settings.pop('hidden_dim'), activation=gelu_exact),
+    feed_forward=part(
+      MLP,
+      hidden_dim=settings.pop('hidden_dim'),
+      activation=settings.pop('activation', gelu_exact),
+    ),
     wiring=part(wiring, norm=norm),
   )
   body = part(
@@ -90,8 +96,8 @@ def patches(projection, get):
   return {'embedding.projection.kernel': kernel, 'embedding.projection.bias': get(projection.bias)}
 
 
-def mean_patches(x):
-  return x[:, 1:].mean(axis=1)
+def mean_patches(d_model, *, rngs):
+  return lambda x, segments=None, key=None: x[:, 1:].mean(axis=1)
 
 
 def test_keys_without_biases_and_a_norm_of_the_pooled_vector_equal_beit(equal):
@@ -190,4 +196,61 @@ def test_registers_equal_dinov2_with_registers(equal):
     arrays,
     lambda m: m(torch.tensor(IMAGES.transpose(0, 3, 1, 2))).last_hidden_state,
     lambda m: m.hidden(jnp.asarray(IMAGES)).x,
+  )
+
+
+def test_attention_pooling_equals_siglip(equal):
+  config = transformers.SiglipVisionConfig(**VIT, layer_norm_eps=1e-6)
+  theirs = transformers.SiglipVisionModel(config)
+  pool = part(
+    AttentionPool,
+    attention=part(MultiHeadAttention, num_heads=3),
+    norm=part(LayerNorm, epsilon=1e-6),
+    feed_forward=part(MLP, hidden_dim=40, activation=gelu),
+  )
+  ours = vision(
+    1e-6,
+    {},
+    PreNorm,
+    activation=gelu,
+    hidden_dim=40,
+    embedding=part(PatchEmbedding, patch_size=4, class_token=False),
+    positions=part(LearnedGrid, height=2, width=2, num_extra=0),
+    pool=pool,
+    head=None,
+  )
+
+  def arrays(get):
+    head = theirs.head
+    found = {
+      **encoder_arrays(
+        theirs.encoder.layers,
+        get,
+        attention='self_attn',
+        out='out_proj',
+        norms=('layer_norm1', 'layer_norm2'),
+      ),
+      **patches(theirs.embeddings.patch_embedding, get),
+      'positions.table': get(theirs.embeddings.position_embedding.weight),
+      **norm('body.final_norm', theirs.post_layernorm, get),
+      'pool.query': get(head.probe),
+      **linear('pool.attention.out', head.attention.out_proj, get),
+      **norm('pool.norm', head.layernorm, get),
+      **linear('pool.feed_forward.up', head.mlp.fc1, get),
+      **linear('pool.feed_forward.down', head.mlp.fc2, get),
+    }
+    weights = np.split(get(head.attention.in_proj_weight), 3)
+    biases = np.split(get(head.attention.in_proj_bias), 3)
+    for name, weight, bias in zip('qkv', weights, biases, strict=True):
+      found |= {f'pool.attention.{name}.kernel': weight.T, f'pool.attention.{name}.bias': bias}
+    return found
+
+  equal(
+    'attention pooling',
+    'transformers SiglipVisionModel',
+    theirs,
+    ours,
+    arrays,
+    lambda m: m(torch.tensor(IMAGES.transpose(0, 3, 1, 2))).pooler_output,
+    lambda m: m(jnp.asarray(IMAGES)).x,
   )

@@ -235,8 +235,8 @@ class PatchEmbedding(nnx.Module):
     x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
     for extra in (self.registers, self.class_token):
       if extra is not None:
-        extra = extra[...].reshape(-1, x.shape[-1])
-        first = broadcast(extra, (batch, *extra.shape), x.dtype)
+        vectors = extra[...].reshape(-1, x.shape[-1])
+        first = broadcast(vectors, (batch, *vectors.shape), x.dtype)
         x = jnp.concatenate([first, x], axis=1)
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
     if tokens.positions.shape[1] != x.shape[1]:
