@@ -160,25 +160,11 @@ def run_ids(theirs):
 IDS = np.random.default_rng(1).integers(1, VOCAB, size=(2, LENGTH))
 
 
-def test_norms_before_and_after_sublayers_equal_gemma_2(equal):
-  """With its windows, soft caps, scaled embeddings and gates."""
-  layers, heads, size, window = 4, 4, 6, 4
-  config = transformers.Gemma2Config(
-    vocab_size=VOCAB,
-    hidden_size=WIDTH,
-    intermediate_size=20,
-    num_hidden_layers=layers,
-    num_attention_heads=heads,
-    num_key_value_heads=2,
-    head_dim=size,
-    query_pre_attn_scalar=9,
-    sliding_window=window,
-    attn_logit_softcapping=2.0,
-    final_logit_softcapping=3.0,
-    pad_token_id=0,
-    attn_implementation='eager',
-  )
-  theirs = transformers.Gemma2ForCausalLM(config)
+GEMMA_HEADS, GEMMA_SIZE = 4, 6
+
+
+def like_gemma(layers, heads, size, window):
+  """A decoder with norms before and after sublayers."""
   attention = part(
     MultiHeadAttention,
     num_heads=heads,
@@ -196,7 +182,7 @@ def test_norms_before_and_after_sublayers_equal_gemma_2(equal):
     wiring=part(Sandwich, norm=RMSNorm),
   )
   blocks = [part(block, pattern=Window(window)), block]
-  ours = LanguageModel(
+  return LanguageModel(
     d_model=WIDTH,
     embedding=part(TokenEmbedding, vocab_size=VOCAB, scaled=True),
     body=part(
@@ -209,43 +195,69 @@ def test_norms_before_and_after_sublayers_equal_gemma_2(equal):
     rngs=nnx.Rngs(0),
   )
 
-  def arrays(get):
-    def scale(module):
-      # They add 1 to their parameters. Gradients are read after the values.
-      return get(module.weight) + (module.weight.grad is None)
 
-    def of(layer):
-      found = {
-        'mixer_wiring.norm.scale': scale(layer.input_layernorm),
-        'mixer_wiring.branch_norm.scale': scale(layer.post_attention_layernorm),
-        'feed_forward_wiring.norm.scale': scale(layer.pre_feedforward_layernorm),
-        'feed_forward_wiring.branch_norm.scale': scale(layer.post_feedforward_layernorm),
-      }
-      for name in 'qkv':
-        kernel = get(getattr(layer.self_attn, f'{name}_proj').weight).T
-        found[f'mixer.{name}.kernel'] = kernel.reshape(WIDTH, -1, size)
-      found['mixer.out.kernel'] = get(layer.self_attn.o_proj.weight).T.reshape(heads, size, WIDTH)
-      for name in ('gate', 'up', 'down'):
-        found |= linear(f'feed_forward.{name}', getattr(layer.mlp, f'{name}_proj'), get)
-      return found
+def gemma_arrays(theirs, get):
+  """Parameters of Gemma 2; gradients are read after the values."""
 
-    model = theirs.model
+  def scale(module):
+    # They add 1 to their parameters.
+    return get(module.weight) + (module.weight.grad is None)
+
+  def of(layer):
     found = {
-      'embedding.table': get(model.embed_tokens.weight),
-      'body.final_norm.scale': scale(model.norm),
+      'mixer_wiring.norm.scale': scale(layer.input_layernorm),
+      'mixer_wiring.branch_norm.scale': scale(layer.post_attention_layernorm),
+      'feed_forward_wiring.norm.scale': scale(layer.pre_feedforward_layernorm),
+      'feed_forward_wiring.branch_norm.scale': scale(layer.post_feedforward_layernorm),
     }
-    for place in (0, 1):
-      of_place = [of(layer) for layer in model.layers[place::2]]
-      for name in of_place[0]:
-        found[f'body.stack.blocks.{place}.{name}'] = np.stack([one[name] for one in of_place])
+    for name in 'qkv':
+      kernel = get(getattr(layer.self_attn, f'{name}_proj').weight).T
+      found[f'mixer.{name}.kernel'] = kernel.reshape(WIDTH, -1, GEMMA_SIZE)
+    found['mixer.out.kernel'] = get(layer.self_attn.o_proj.weight).T.reshape(
+      GEMMA_HEADS, GEMMA_SIZE, WIDTH
+    )
+    for name in ('gate', 'up', 'down'):
+      found |= linear(f'feed_forward.{name}', getattr(layer.mlp, f'{name}_proj'), get)
     return found
 
+  model = theirs.model
+  found = {
+    'embedding.table': get(model.embed_tokens.weight),
+    'body.final_norm.scale': scale(model.norm),
+  }
+  for place in (0, 1):
+    of_place = [of(layer) for layer in model.layers[place::2]]
+    for name in of_place[0]:
+      found[f'body.stack.blocks.{place}.{name}'] = np.stack([one[name] for one in of_place])
+  return found
+
+
+def test_norms_before_and_after_sublayers_equal_gemma_2(equal):
+  """With its windows, soft caps, scaled embeddings and gates."""
+  layers, window = 4, 4
+  config = transformers.Gemma2Config(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    intermediate_size=20,
+    num_hidden_layers=layers,
+    num_attention_heads=GEMMA_HEADS,
+    num_key_value_heads=2,
+    head_dim=GEMMA_SIZE,
+    query_pre_attn_scalar=9,
+    sliding_window=window,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+    pad_token_id=0,
+    attn_implementation='eager',
+  )
+  theirs = transformers.Gemma2ForCausalLM(config)
+  ours = like_gemma(layers, GEMMA_HEADS, GEMMA_SIZE, window)
   equal(
     None,
     'transformers Gemma2ForCausalLM',
     theirs,
     ours,
-    arrays,
+    part(gemma_arrays, theirs),
     run_ids,
     lambda module: module(jnp.asarray(IDS)).x,
   )
