@@ -234,7 +234,7 @@ def _outputs(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   """Returns outputs and recorded arrays; adds a note if the layers do not record their attention."""
   record = {'hidden', 'probabilities'}
-  if not all(records_attention(part.body) for part in parts.values()):
+  if not any(records_attention(part.body) for part in parts.values()):
     record = {'hidden'}
     notes.append('No attention maps: the layers have no attention probabilities.')
   return inspection.outputs(inputs, targets, frozenset(record))

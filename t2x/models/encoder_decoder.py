@@ -143,12 +143,26 @@ class EncoderDecoder(LogitModel):
       key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
     """
-    encoded, memory = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
+    of_source, of_target = self._recorded_by_bodies(record)
+    encoded, memory = self._encode(source, source_tokens, named_key(key, 'encoder'), of_source)
     embedded, tokens = self.output_embedding(target, target_tokens)
     decoder_key = named_key(key, 'decoder')
-    out = self.decoder(embedded, memory, tokens=tokens, key=decoder_key, record=record)
+    out = self.decoder(embedded, memory, tokens=tokens, key=decoder_key, record=of_target)
     recorded = recorded_by({'encoder': encoded, 'decoder': out})
     return Output(out.x, None, encoded.aux + out.aux, recorded, out.tokens)
+
+  def _recorded_by_bodies(self, record: frozenset[str]) -> list[frozenset[str]]:
+    """Returns the names of the arrays that the encoder records, and those that the decoder records.
+
+    Raises:
+      UserError: neither records an array.
+    """
+    names = [body.recordable for body in (self.encoder, self.decoder)]
+    own = [record if known is None else record & known for known in names]
+    if unknown := record.difference(*own):
+      listed = ', '.join(sorted(unknown))
+      raise UserError(f'neither the encoder nor the decoder records {listed}')
+    return own
 
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
     embedded, tokens = self.source_embedder(source, tokens)

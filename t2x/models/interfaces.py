@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.base.hyperparameters import Tunable
-from t2x.base.widened import widened
+from t2x.base.widened import optional, widened
 from t2x.layers import (
   NO_AUX,
   Aux,
@@ -185,6 +185,12 @@ class Body(Protocol):
   @property
   def patterns(self) -> list[Pattern]:
     """Attention pattern of each kind of layer."""
+    ...
+
+  @property
+  @optional(None)
+  def recordable(self) -> frozenset[str] | None:
+    """Names of the arrays that it can record; None: any."""
     ...
 
   def init_cache(

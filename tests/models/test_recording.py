@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.layers import Blockwise, Causal, LightweightConvolution, MultiHeadAttention, Tokens, Window
+from t2x.layers import (
+  Blockwise,
+  Causal,
+  GatedConvolution,
+  LightweightConvolution,
+  MultiHeadAttention,
+  Tokens,
+  Window,
+)
 from t2x.models import Decoder, Encoder
 
 
@@ -64,3 +72,25 @@ def test_what_no_part_records_is_refused(make):
   model = make.built(make.language_model(layers=make.stack([block])))
   with pytest.raises(UserError, match='no part of this stack records probabilities'):
     model(make.ids((1, 4)), record=frozenset({'probabilities'}))
+
+
+def test_only_one_side_of_an_encoder_decoder_needs_to_record(make):
+  convolution = make.stack([functools.partial(make.block(), mixer=GatedConvolution)])
+  cross = functools.partial(MultiHeadAttention, num_heads=4)
+  sides = {'encoder': convolution, 'decoder': make.stack([make.block(cross=cross)])}
+  model = make.built(
+    make.encoder_decoder(
+      functools.partial(Encoder, stack=sides['encoder']),
+      functools.partial(Decoder, stack=sides['decoder']),
+    )
+  )
+  out = model(make.ids((2, 5)), make.ids((2, 3)), record=frozenset({'hidden', 'probabilities'}))
+  assert set(out.recorded) == {
+    'encoder.blocks.0.hidden',
+    *(
+      f'decoder.blocks.0.{name}'
+      for name in ('hidden', 'mixer.probabilities', 'cross.probabilities')
+    ),
+  }
+  with pytest.raises(UserError, match='neither the encoder nor the decoder records scores'):
+    model(make.ids((1, 4)), make.ids((1, 4)), record=frozenset({'scores', 'hidden'}))

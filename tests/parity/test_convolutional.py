@@ -157,7 +157,7 @@ def as_ours(read):
     for own, name in ((0, 'fc1'), (LAYERS + 1, 'fc2')):
       parts[f'{blocks}.{own}.projection.out'] = linear(read, f'{body}.{name}')
     for i in range(LAYERS):
-      layer = f'{blocks}.{i + 1}' + ('' if body == 'encoder' else '.layer')
+      layer = f'{blocks}.{i + 1}'
       parts[f'{layer}.mixer.gates'] = convolution(read, f'{body}.convolutions.{i}')
       if body == 'decoder':
         attention = f'decoder.attention.{i}'
