@@ -37,6 +37,7 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'GatedMLP.use_bias': lambda part: part.up.bias is not None,
   'LanguageModel.d_model': lambda part: part.body.output_dim,
   'LanguageModel.embedding_dim': lambda part: part.embedding.table.shape[-1],
+  'LayerNorm.use_bias': lambda part: part.bias is not None,
   'MaskedLMHead.embedding_dim': lambda part: part.transform.kernel.shape[-1],
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,

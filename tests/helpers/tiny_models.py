@@ -69,6 +69,14 @@ CONFIGS = {
     'intermediate_size': 12,
     'vocab_size': 20,
   },
+  'cohere': {
+    'hidden_size': 8,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 2,
+    'intermediate_size': 12,
+    'vocab_size': 20,
+    'use_qk_norm': True,
+  },
   'mixtral': {
     'hidden_size': 8,
     'num_hidden_layers': 1,

@@ -200,3 +200,27 @@ def test_gpt_neox(agree, gradients, name):
   model, mine = agree(name, lambda: transformers.GPTNeoXForCausalLM(config), theirs, ours)
   if name == 'GPT-NeoX':
     gradients(name, model, mine, theirs_loss, ours_loss)
+
+
+COHERES = {
+  'Cohere': {'num_key_value_heads': 2, 'use_qk_norm': True, 'logit_scale': 0.3},
+  'Cohere, no norms': {'attention_bias': True, 'layer_norm_eps': 1e-3},
+}
+
+
+@pytest.mark.parametrize('name', COHERES)
+def test_cohere(agree, gradients, name):
+  """Command R+ has norms of queries and keys with a scale per head."""
+  config = transformers.CohereConfig(
+    **COHERES[name],
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    vocab_size=50,
+    # Not in IDS: the embedding of this id has no gradient in transformers.
+    pad_token_id=0,
+  )
+  model, mine = agree(name, lambda: transformers.CohereForCausalLM(config), theirs, ours)
+  if name == 'Cohere':
+    gradients(name, model, mine, theirs_loss, ours_loss)

@@ -6,6 +6,7 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
+from t2x.interop.families.cohere import COHERE
 from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
@@ -21,6 +22,7 @@ ALL: tuple[Family, ...] = (
   ALBERT,
   BART,
   BERT,
+  COHERE,
   DEBERTA_V2,
   FSMT,
   GPT1,
