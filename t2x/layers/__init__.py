@@ -16,6 +16,7 @@ from t2x.layers.attention.kernels.splash import *
 from t2x.layers.attention.kernels.xla import *
 from t2x.layers.attention.key_values import *
 from t2x.layers.attention.masks import *
+from t2x.layers.attention.memory import *
 from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.per_projection import *
 from t2x.layers.attention.scores import *

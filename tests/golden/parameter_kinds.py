@@ -68,6 +68,7 @@ PARTS = [
   *_attention(
     'key_values', layers.SharedValues, partial(layers.LatentKeyValues, rank=6, rotated_dim=2)
   ),
+  *_attention('memory', partial(layers.PersistentMemory, num=3)),
   *_attention('queries', partial(layers.LowRankQueries, rank=6)),
   *_attention('values', layers.ValueResidual, layers.LearnedValueResidual),
   *_attention('scores', layers.AdditiveScores, layers.BilinearScores, layers.CosineScores),

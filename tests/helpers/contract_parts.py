@@ -59,6 +59,7 @@ from t2x.layers import (
   NystromAttention,
   Parallel,
   PerHead,
+  PersistentMemory,
   Plus,
   Recurrent,
   RecurrentDecoder,
@@ -199,6 +200,10 @@ PARTS = {
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
+    'encoding': part(T5Bias, num_heads=4, bidirectional=True),
+  },
+  'attention with a memory': {
+    'build': part(attention, num_kv_heads=2, memory=part(PersistentMemory, num=3)),
     'encoding': part(T5Bias, num_heads=4, bidirectional=True),
   },
   'attention with gated heads': {'build': part(attention, head_outputs=GatedHeads)},

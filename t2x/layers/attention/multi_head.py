@@ -48,6 +48,7 @@ from t2x.layers.attention.key_values import (
   with_addresses,
 )
 from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.memory import PersistentMemory
 from t2x.layers.attention.per_projection import HeadNorms, Projection, biases_of, normalized
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
@@ -88,6 +89,7 @@ class MultiHeadAttention(nnx.Module):
     queries: builds the queries instead of a projection, such as `LowRankQueries`. None: the projection.
     key_values: builds the keys and values instead of projections, and what a cache holds, such as
       `LatentKeyValues`. None: the projections.
+    memory: builds keys and values without tokens, which every query sees, such as `PersistentMemory`. None: none.
     values: builds the part that transforms the layer's values, such as `ValueResidual`. None: no part.
     head_outputs: builds the part between the heads and the output projection, such as a gate. None: no part.
     kernel_init: initialiser of the query, key and value projections.
@@ -121,6 +123,7 @@ class MultiHeadAttention(nnx.Module):
     dropout_rate: TunableRate = 0.0,
     queries: Callable[..., Queries] | None = None,
     key_values: Callable[..., KeyValues] | None = None,
+    memory: Callable[..., PersistentMemory] | None = None,
     values: Callable[..., Values] | None = None,
     head_outputs: Callable[..., HeadOutputs] | None = None,
     kernel_init: Initializer = xavier_uniform(),
@@ -160,6 +163,7 @@ class MultiHeadAttention(nnx.Module):
     self.out = Linear(outputs, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = norms.joint
     self.q_norm, self.k_norm, self.v_norm = norms.build(q, k, v, rngs)
+    self.memory = memory and memory(*k, self.value_dim, rngs=rngs)
     self.values = values and values(*v, rngs=rngs)
 
   @property
@@ -334,6 +338,9 @@ class MultiHeadAttention(nnx.Module):
       k_tokens,
       dropout_rate=self.dropout_rate,
       key=call.key,
+      memory=None
+      if self.memory is None
+      else self.memory(v.dtype, self.k_norm, self.has_joint_norm),
     )
     if encoding is not None and encoding.hooks & {'scores', 'values'}:
       terms = self._terms(encoding, rotated, k, inputs, scale)

@@ -120,7 +120,7 @@ class PositionTerms:
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['scores', 'v', 'q_tokens', 'k_tokens', 'terms', 'key'],
+  data_fields=['scores', 'v', 'q_tokens', 'k_tokens', 'terms', 'key', 'memory'],
   meta_fields=['pattern', 'dropout_rate'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +136,8 @@ class AttentionInputs:
     terms: terms of a position encoding; None: no terms.
     dropout_rate: dropout of the attention probabilities.
     key: random keys of dropout as in `Call`; None: no dropout.
+    memory: keys [n, kv_heads, head_dim] and values [n, kv_heads, v_dim] without tokens, which every query sees and to
+      whose scores nothing is added; None: none.
   """
 
   scores: DotProduct | Logits
@@ -146,6 +148,7 @@ class AttentionInputs:
   terms: PositionTerms | None = None
   dropout_rate: Tunable = 0.0
   key: Any = None
+  memory: tuple[Any, Any] | None = None
 
   @property
   def q_len(self) -> int:
@@ -243,6 +246,19 @@ def _check_heads(inputs: AttentionInputs) -> None:
     raise UserError(
       f'attention: keys have {scores.k.shape[2]} heads, but values have {kv_heads}: make them equal'
     )
+  if inputs.memory is not None and not isinstance(scores, DotProduct):
+    raise UserError(
+      'MultiHeadAttention.memory needs scores that are dot products of queries and keys, such as @DotProductScores'
+    )
+
+
+def not_tiled(inputs: AttentionInputs) -> str | None:
+  """Returns the reason why a kernel that computes dot products of tokens by tiles does not support the inputs, or None."""
+  if not isinstance(inputs.scores, DotProduct):
+    return 'it supports dot products only, but the scores are an array of logits'
+  if inputs.memory is not None:
+    return 'it does not support keys without tokens (MultiHeadAttention.memory)'
+  return None
 
 
 def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:

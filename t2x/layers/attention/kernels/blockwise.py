@@ -15,9 +15,9 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
-  DotProduct,
   Kernel,
   common_layout,
+  not_tiled,
   softmax_dtype,
 )
 from t2x.layers.attention.kernels.schedule import tiles_to_visit
@@ -59,8 +59,8 @@ class Blockwise(Kernel):
 
   def supports(self, inputs: AttentionInputs) -> str | None:
     terms = inputs.terms
-    if not isinstance(inputs.scores, DotProduct):
-      return 'it supports dot products only, but the scores are an array of logits'
+    if (reason := not_tiled(inputs)) is not None:
+      return reason
     if terms is not None and terms.content is not None:
       return f'it does not support {terms.name}, which reads the queries and keys'
     if terms is not None and terms.has_values:

@@ -62,9 +62,13 @@ class Dense(Kernel):
     else:
       probabilities, mask = self._grouped_probabilities(inputs)
       probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
+      probabilities, of_memory = jnp.split(probabilities, [inputs.k_len], axis=-1)
       # With the heads before the queries in the result, XLA's CPU backend transposes no operand.
       with pair_products():
         out = jnp.einsum('bhqk,bkhd->bhqd', probabilities, v)
+      if inputs.memory is not None:
+        # Queries that see no token see the memory.
+        out, mask = out + jnp.einsum('bhqn,nhd->bhqd', of_memory, inputs.memory[1]), None
       out = _by_query(out, inputs)
       if inputs.terms is not None and inputs.terms.has_values:
         probabilities = _by_head(probabilities, inputs)
@@ -75,12 +79,12 @@ class Dense(Kernel):
   def probabilities(self, inputs: AttentionInputs) -> Float[Array, 'batch heads q_len k_len']:
     """Returns the attention probabilities before dropout; 0 for queries that see no key."""
     probabilities, mask = self._grouped_probabilities(inputs)
-    probabilities = _by_head(probabilities, inputs)
+    probabilities = _by_head(probabilities[..., : inputs.k_len], inputs)
     return probabilities if mask is None else jnp.where(mask, probabilities, 0)
 
   def _grouped_probabilities(self, inputs: AttentionInputs) -> tuple[Array, Array | None]:
-    """Returns the probabilities [batch, kv_heads, q_len * groups, k_len] and the mask
-    [#batch, 1, q_len, k_len], or None without a mask."""
+    """Returns the probabilities [batch, kv_heads, q_len * groups, k_len], followed by those of keys without tokens, and
+    the mask [#batch, 1, q_len, k_len], or None without a mask."""
     batch, kv_heads, dtype = inputs.v.shape[0], inputs.v.shape[2], inputs.dtype
     groups = inputs.num_heads // kv_heads
     sink = None
@@ -97,6 +101,14 @@ class Dense(Kernel):
       with pair_products():
         mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
       return _by_group(mixed, inputs), mask
+    if isinstance(inputs.scores, DotProduct) and inputs.memory is not None:
+      q, k = (
+        _grouped_queries(inputs.scores.q, groups),
+        inputs.memory[0].astype(inputs.scores.q.dtype),
+      )
+      dots = jnp.einsum('bqhd,nhd->bhqn', q, k, preferred_element_type=dtype)
+      dots = apply_soft_cap(dots * inputs.scores.scale, inputs.scores.soft_cap)
+      scores = jnp.concatenate([scores, dots.astype(scores.dtype)], axis=-1)
     if sink is None:
       return softmax(scores), mask
     column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), inputs.q_len)[None, :, :, None]
@@ -134,7 +146,7 @@ def _can_merge(scores: DotProduct, inputs: AttentionInputs) -> bool:
   """Whether `merged_attention` computes the attention of the inputs."""
   if not on_one_cpu() or inputs.q_len == 1 or inputs.has_dropout:
     return False
-  if scores.soft_cap is not None or scores.sink is not None:
+  if scores.soft_cap is not None or scores.sink is not None or inputs.memory is not None:
     return False
   return inputs.terms is None or not inputs.terms.has_values
 

@@ -11,7 +11,13 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel, common_layout
+from t2x.layers.attention.kernels.base import (
+  AttentionInputs,
+  DotProduct,
+  Kernel,
+  common_layout,
+  not_tiled,
+)
 from t2x.layers.constraints import map_shards, num_parts
 from t2x.layers.tokens import RowLayout, Tokens
 
@@ -49,9 +55,10 @@ class Splash(Kernel):
       raise UserError(f'Splash.block = {self.block}: must be a positive multiple of {_LANES}')
 
   def supports(self, inputs: AttentionInputs) -> str | None:
-    scores, terms = inputs.scores, inputs.terms
-    if not isinstance(scores, DotProduct):
-      return 'it supports dot products only, but the scores are an array of logits'
+    if (reason := not_tiled(inputs)) is not None:
+      return reason
+    scores: Any = inputs.scores
+    terms = inputs.terms
     if terms is not None:
       return f'splash attention does not support position terms, but {terms.name} has them'
     if inputs.has_dropout:

@@ -14,6 +14,7 @@ from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
+  not_tiled,
   zero_masked_queries,
 )
 from t2x.layers.attention.masks import attention_mask
@@ -39,9 +40,9 @@ class XLA(Kernel):
   implementation: Literal['xla', 'cudnn'] | None = None
 
   def supports(self, inputs: AttentionInputs) -> str | None:
-    scores = inputs.scores
-    if not isinstance(scores, DotProduct):
-      return 'it supports dot products only, but the scores are an array of logits'
+    if (reason := not_tiled(inputs)) is not None:
+      return reason
+    scores: Any = inputs.scores
     if scores.soft_cap is not None or scores.sink is not None:
       return 'it does not support soft caps and sinks'
     if inputs.has_dropout:
