@@ -156,9 +156,8 @@ class MultiHeadAttention(nnx.Module):
     self.v: Any = project(v, value_init or kernel_init, 'v' in biases) if 'v' in own else None
     sizes = d_model, *k, self.value_dim, 'k' in biases, kernel_init
     self.key_values = key_values and key_values(*sizes, rngs=rngs)
-    outputs = num_heads, self.value_dim
-    self.head_outputs = head_outputs and head_outputs(d_model, *outputs, rngs=rngs)
-    outputs = (self.head_outputs and self.head_outputs.shape) or outputs
+    self.head_outputs = head_outputs and head_outputs(d_model, num_heads, self.value_dim, rngs=rngs)
+    outputs = (self.head_outputs and self.head_outputs.shape) or (num_heads, self.value_dim)
     axes, init = ('heads', 'head_dim', 'embed'), out_init or kernel_init
     self.out = Linear(outputs, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = norms.joint
