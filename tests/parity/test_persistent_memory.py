@@ -64,15 +64,8 @@ def test_outputs_and_gradients_equal_x_transformers(kv_heads, has_norms, compare
   package = pytest.importorskip('x_transformers.x_transformers', reason='not installed')
   torch.manual_seed(0)
   norms = {'qk_norm': True, 'qk_norm_dim_scale': True} if has_norms else {}
-  theirs = package.Attention(
-    dim=WIDTH,
-    dim_head=SIZE,
-    heads=HEADS,
-    kv_heads=kv_heads,
-    causal=True,
-    num_mem_kv=NUM,
-    **norms,
-  )
+  sizes = {'dim': WIDTH, 'dim_head': SIZE, 'heads': HEADS, 'kv_heads': kv_heads}
+  theirs = package.Attention(**sizes, causal=True, num_mem_kv=NUM, **norms)
   with torch.no_grad():
     for parameter in theirs.parameters():
       parameter.add_(torch.randn(parameter.shape) * 0.1)
