@@ -190,6 +190,13 @@ def test_second_experts_are_used_as_often_as_in_top_n_gating():
   assert 0.2 < expected.mean() < 0.95
 
 
+def test_the_first_expert_is_used_below_the_threshold_too():
+  part, x = router(by_chance=ByChance(threshold=20.0)), inputs()
+  expert = part(x, call(key=row_keys(jax.random.key(0), BATCH))).expert
+  np.testing.assert_array_equal(expert[..., 0], part(x, call()).expert[..., 0])
+  assert (expert[..., 1] == EXPERTS).mean() > 0.9
+
+
 def test_nothing_is_random_in_evaluation():
   random, plain = router(by_chance=ByChance(), jitter=0.1), router()
   for a, b in zip(
