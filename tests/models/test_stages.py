@@ -249,7 +249,7 @@ def test_a_config_selects_first_layers_of_another_kind(tmp_path, request):
   model = read_config([file]).build().shapes()
   infos = Blueprint(model).infos
   assert infos['body.stack.stages.0.blocks.0.feed_forward.up.kernel'].layers == ((0,), (1,))
-  assert infos['body.stack.stages.1.blocks.1.feed_forward.up'].layers == ((3,), (5,))
+  assert infos['body.stack.stages.1.blocks.1.feed_forward.expert.up.kernel'].layers == ((3,), (5,))
   assert 'body.stack.encodings.1.table' in infos and 'body.stack.merges' not in ' '.join(infos)
 
 
