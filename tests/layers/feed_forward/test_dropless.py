@@ -226,6 +226,26 @@ def test_rows_positions_and_experts_have_dropout_masks_of_their_own():
   np.testing.assert_allclose(y[1:], part(x[1:], Call(tokens, key=keys[1:])).x, **EXACT)
 
 
+class Opposite(Second):
+  """A router that gives all tokens to two experts with opposite weights."""
+
+  def __call__(self, x, call):
+    shape = (*x.shape[:2], 2)
+    return Routing(
+      jnp.broadcast_to(jnp.arange(2), shape), jnp.broadcast_to(jnp.asarray([1.0, -1.0]), shape)
+    )
+
+
+def test_the_experts_of_a_token_have_different_dropout_masks():
+  """Outputs of equal experts with equal masks would cancel."""
+  part = mixture(router=Opposite)
+  part.expert.dropout_rate = 0.5
+  part.expert = jax.tree.map(lambda a: jnp.broadcast_to(a[:1], a.shape), part.expert)
+  y = part(inputs(), call(None, key=row_keys(jax.random.key(0), BATCH))).x
+  assert bool((jnp.abs(y).max(axis=-1) > 0).all())
+  np.testing.assert_allclose(part(inputs(), call(None)).x, 0.0, atol=1e-6)
+
+
 def test_losses_and_metrics_of_the_experts_are_summed_over_the_batch():
   """A loss per row is the mean of the rows, so that the mean over the batch is that of the rows."""
   aux = mixture('own matrix')(inputs(), call()).aux
