@@ -1,4 +1,7 @@
-"""The config.json of released models, written by transformers of many versions, is read."""
+"""The config.json of released models, written by transformers of many versions, is read.
+
+That of Command R has the defaults of transformers' CohereConfig and was not compared with the released file.
+"""
 
 import json
 from pathlib import Path
