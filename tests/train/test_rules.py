@@ -92,8 +92,10 @@ def whole():
 def test_accumulation_and_rematerialisation_move_biases_alike(whole):
   """The loads of micro-batches are added up; exact, as they are whole numbers."""
   for other in (program(accumulate=2), program(accumulate=4, layers={'remat': 'full'})):
-    for (bias, _), (same, _) in zip(whole, biases(other), strict=True):
+    for (bias, sums), (same, others) in zip(whole, biases(other), strict=True):
       np.testing.assert_array_equal(bias, same)
+      for name in ('busiest_expert', 'unused_experts'):
+        np.testing.assert_allclose(sums[name], others[name], rtol=1e-6)
   assert (whole[-1][0][0] != whole[-1][0][1]).any()
 
 

@@ -47,14 +47,40 @@ class Choices:
 
   def counts(self, num_choices: int | None = None) -> Float[Array, 'batch experts']:
     """Returns how often the tokens of each row chose each expert, with their best `num_choices` or all choices."""
-    chosen = jax.nn.one_hot(self.expert[..., :num_choices], self.num_experts).sum(axis=2)
-    return (chosen * self.present[..., None]).sum(axis=1)
+    expert = jnp.where(self.present[..., None], self.expert, self.num_experts)
+    return counts(expert[..., :num_choices], self.num_experts)
 
   def probabilities(self) -> Float[Array, 'batch experts']:
     """Returns the sum over the tokens of each row of the probability of each expert, the affinity divided by the sum
     over the experts."""
     probability = self.affinity / self.affinity.sum(axis=-1, keepdims=True)
     return (probability * self.present[..., None]).sum(axis=1)
+
+
+def counts(
+  expert: Int[Array, 'batch length choices'], num_experts: int
+) -> Float[Array, 'batch experts']:
+  """Returns how often each row chose each expert; the index `num_experts` is no expert."""
+  return jax.nn.one_hot(expert, num_experts).sum(axis=(1, 2))
+
+
+def load_metrics(load: Float[Array, 'batch experts']) -> Aux:
+  """Returns how unequally each row uses the experts, as means over the rows that have tokens.
+
+  'busiest_expert' is the load of the busiest expert relative to the mean load: 1 if all are equal, at most the number
+  of experts; `Capacity` of this factor drops nothing of such a row. 'unused_experts' is the fraction of experts that no
+  token of a row chose. Sums over rows, so that they do not depend on micro-batches and devices.
+
+  Args:
+    load: number of choices of each expert.
+  """
+  used = load.sum(axis=-1) > 0
+  relative = load.max(axis=-1) / jnp.maximum(load.mean(axis=-1), jnp.finfo(load.dtype).tiny)
+  unused = (load == 0).mean(axis=-1) * used
+  weight = used.sum(dtype=load.dtype)
+  return Aux(
+    metrics={'busiest_expert': (relative.sum(), weight), 'unused_experts': (unused.sum(), weight)}
+  )
 
 
 @runtime_checkable

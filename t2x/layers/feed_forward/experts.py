@@ -14,6 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.layers.arrays import named_variables
 from t2x.layers.feed_forward.activations import relu
+from t2x.layers.feed_forward.balancing import counts, load_metrics
 from t2x.layers.feed_forward.dispatch import (
   Capacity,
   Dispatch,
@@ -37,7 +38,9 @@ class MixtureOfExperts(FeedForward):
 
   The output is the sum of the outputs of the chosen experts times their weights; padding (segment 0) has none,
   so that its output is 0. The parameters of the experts are stacked along the axis 'experts', which `Mesh.expert`
-  splits. Returns the auxiliary losses and metrics of the router, the dispatch and the experts.
+  splits. Returns the auxiliary losses and metrics of the router, the dispatch and the experts, and the metrics
+  'busiest_expert' and 'unused_experts' of `load_metrics`. Can record 'load', [batch, experts]: how many tokens of each
+  row chose each expert, dropped ones included.
 
   A router or a dispatch in which later tokens change earlier ones (`is_causal` is False) needs the pattern Full(): it is
   refused in a decoder.
@@ -71,11 +74,11 @@ class MixtureOfExperts(FeedForward):
         variable.set_metadata(active=min(1.0, self._num_choices(d_model) / num_experts))
     parts: dict[str, Router | Dispatch] = {'router': self.router, 'dispatch': self.dispatch}
     self._acausal = [name for name, part in parts.items() if not part.is_causal]
-    self.reads = frozenset({'pattern'} if self._acausal else ())
+    self.reads = frozenset({'record.load', *(['pattern'] if self._acausal else [])})
     name = f'{type(self).__name__}.expert = {type(self.expert).__name__}'
-    if self.expert.reads:
+    if unmet := sorted(field for field in self.expert.reads if not field.startswith('record.')):
       raise UserError(
-        f'{name} reads {", ".join(sorted(self.expert.reads))}, which experts do not get: use a feed-forward layer'
+        f'{name} reads {", ".join(unmet)}, which experts do not get: use a feed-forward layer'
       )
     if self.expert.init_cache(1, 1, jnp.float32) is not None:
       raise UserError(f'{name} has a state, which experts cannot keep: use a feed-forward layer')
@@ -94,7 +97,9 @@ class MixtureOfExperts(FeedForward):
     chosen = jnp.where(present(call.tokens, x)[..., None], routing.expert, self.num_experts)
     routing = dataclasses.replace(routing, expert=chosen)
     y, aux = self.dispatch(Experts(self.expert, self.num_experts, call), x, routing)
-    return Result(y.astype(x.dtype), aux=routing.aux + aux)
+    load = counts(chosen, self.num_experts)
+    recorded = {'load': load} if 'load' in call.record else {}
+    return Result(y.astype(x.dtype), aux=routing.aux + aux + load_metrics(load), recorded=recorded)
 
   def _check_pattern(self, pattern: Pattern) -> None:
     """Raises UserError if the pattern hides tokens that change the experts of others."""

@@ -292,7 +292,7 @@ def test_a_part_whose_later_tokens_change_earlier_ones_needs_the_full_pattern(
     dispatch=dispatch,
     rngs=nnx.Rngs(0),
   )
-  assert part.reads == {'pattern'}
+  assert 'pattern' in part.reads
   with pytest.raises(UserError, match=rf'MixtureOfExperts\.{name} lets later tokens change'):
     part(inputs(), call(pattern=pattern))
   assert bool(jnp.isfinite(part(inputs(), call()).x).all())
