@@ -1,4 +1,5 @@
-"""Attention with other keys and values, in decoders against transformers: logits, gradients and decoding."""
+"""Attention with other keys and values, in decoders against transformers: logits, gradients and decoding; DeepSeek-V3
+as a whole."""
 
 import functools
 
@@ -11,25 +12,33 @@ from flax import nnx
 
 from t2x.layers import (
   DifferentialHeads,
+  Dropless,
   GatedMLP,
   LatentKeyValues,
+  LoadBias,
   LowRankQueries,
+  MixtureOfExperts,
   MultiHeadAttention,
+  Parallel,
   PreNorm,
   RMSNorm,
   RoPE,
   SharedValues,
   TokenEmbedding,
   Tokens,
+  TopK,
+  WithinGroups,
+  sigmoid,
 )
 from t2x.layers.arrays import named_leaves
-from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack
+from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack, Stages
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
 
 WIDTH, HEADS, HIDDEN, VOCAB, LAYERS, LENGTH = 16, 4, 20, 30, 3, 9
 ROTATED, PLAIN, VALUE, RANK, LOW_RANK = 4, 8, 6, 10, 5
+GATED = 'gate', 'up', 'down'
 IDS = np.random.default_rng(0).integers(1, VOCAB, size=(2, LENGTH))
 # The second row ends with padding.
 SEGMENTS = (np.arange(LENGTH) < np.array([LENGTH, 6])[:, None]).astype(np.int32)
@@ -37,20 +46,55 @@ WEIGHTS = np.random.default_rng(1).normal(size=(2, LENGTH, VOCAB)) * SEGMENTS[..
 partial = functools.partial
 
 
-def decoder(mixer, interleaved):
-  """A Llama-like decoder with this attention."""
+def decoder(mixer, interleaved, experts=None):
+  """A Llama-like decoder with this attention; layers after the first have these experts."""
   settings = {'num_heads': HEADS, 'use_bias': False, 'out_bias': False} | mixer
   attention = partial(MultiHeadAttention, **settings)
   mlp = partial(GatedMLP, hidden_dim=HIDDEN, activation=jax.nn.silu, use_bias=False)
-  block = partial(Block, mixer=attention, feed_forward=mlp, wiring=partial(PreNorm, norm=RMSNorm))
-  body = partial(
-    Decoder,
-    stack=partial(Stack, num_layers=LAYERS, blocks=[block]),
-    encoding=partial(RoPE, interleaved=interleaved),
-    final_norm=RMSNorm,
-  )
+  block = partial(Block, mixer=attention, wiring=partial(PreNorm, norm=RMSNorm))
+
+  def stack(num_layers, feed_forward):
+    return partial(Stack, num_layers=num_layers, blocks=[partial(block, feed_forward=feed_forward)])
+
+  whole = stack(LAYERS, mlp)
+  if experts is not None:
+    whole = partial(Stages, stages=[stack(1, mlp), stack(LAYERS - 1, experts)], merge=None)
+  encoding = partial(RoPE, interleaved=interleaved)
+  body = partial(Decoder, stack=whole, encoding=encoding, final_norm=RMSNorm)
   embedding = partial(TokenEmbedding, vocab_size=VOCAB)
   return LanguageModel(d_model=WIDTH, embedding=embedding, body=body, head=LMHead, rngs=nnx.Rngs(0))
+
+
+def kernel_of(read):
+  """Returns the function (module) -> kernel [inputs, outputs]."""
+  return lambda linear: read(linear.weight).T
+
+
+def gated_mlp(theirs, read):
+  kernels = {name: kernel_of(read)(getattr(theirs, f'{name}_proj')) for name in GATED}
+  return {f'{name}.kernel': kernel for name, kernel in kernels.items()}
+
+
+def stacked(prefix, layers, read, attention, feed_forward=gated_mlp):
+  """The arrays of successive layers."""
+  arrays = [
+    {
+      'mixer_wiring.norm.scale': read(layer.input_layernorm.weight),
+      'feed_forward_wiring.norm.scale': read(layer.post_attention_layernorm.weight),
+      **{f'feed_forward.{n}': a for n, a in feed_forward(layer.mlp, read).items()},
+      **{f'mixer.{n}': a for n, a in attention(layer.self_attn, kernel_of(read), read).items()},
+    }
+    for layer in layers
+  ]
+  return {f'{prefix}.blocks.0.{n}': np.stack([one[n] for one in arrays]) for n in arrays[0]}
+
+
+def ends(theirs, read):
+  return {
+    'embedding.table': read(theirs.model.embed_tokens.weight),
+    'body.final_norm.scale': read(theirs.model.norm.weight),
+    'head.out.kernel': kernel_of(read)(theirs.lm_head),
+  }
 
 
 def converted(theirs, read, attention):
@@ -59,32 +103,16 @@ def converted(theirs, read, attention):
   Args:
     attention: maps the attention of a layer and a function (module) -> kernel [inputs, outputs] to named arrays.
   """
-
-  def kernel(linear):
-    return read(linear.weight).T
-
-  layers = [
-    {
-      'mixer_wiring.norm.scale': read(layer.input_layernorm.weight),
-      'feed_forward_wiring.norm.scale': read(layer.post_attention_layernorm.weight),
-      'feed_forward.up.kernel': kernel(layer.mlp.up_proj),
-      'feed_forward.gate.kernel': kernel(layer.mlp.gate_proj),
-      'feed_forward.down.kernel': kernel(layer.mlp.down_proj),
-      **{f'mixer.{n}': a for n, a in attention(layer.self_attn, kernel, read).items()},
-    }
-    for layer in theirs.model.layers
-  ]
-  return {
-    'embedding.table': read(theirs.model.embed_tokens.weight),
-    'body.final_norm.scale': read(theirs.model.norm.weight),
-    'head.out.kernel': kernel(theirs.lm_head),
-    **{f'body.stack.blocks.0.{n}': np.stack([layer[n] for layer in layers]) for n in layers[0]},
-  }
+  return ends(theirs, read) | stacked('body.stack', theirs.model.layers, read, attention)
 
 
-def check(system, reference, theirs, ours, attention, compared):
-  """Compares logits and gradients of all parameters on padded rows; returns our model with their parameters."""
-  arrays = converted(theirs, lambda parameter: parameter.detach().numpy(), attention)
+def check(system, reference, theirs, ours, converted, compared):
+  """Compares logits and gradients of all parameters on padded rows; returns our model with their parameters.
+
+  Args:
+    converted: maps their model and `read` to the arrays that it reads, by our names.
+  """
+  arrays = converted(theirs, lambda parameter: parameter.detach().numpy())
   names = [name for name, _ in named_leaves(ours)]
   assert set(names) == arrays.keys()
   ours = jax.tree.unflatten(jax.tree.structure(ours), [jnp.asarray(arrays[n]) for n in names])
@@ -100,7 +128,7 @@ def check(system, reference, theirs, ours, attention, compared):
   (expected * torch.tensor(WEIGHTS, dtype=torch.float32)).sum().backward()
   is_token = SEGMENTS.astype(bool)
   compared(system, reference, logits[is_token], expected.detach().numpy()[is_token])
-  wanted = converted(theirs, lambda parameter: parameter.grad.numpy(), attention)
+  wanted = converted(theirs, lambda parameter: parameter.grad.numpy())
   for name, leaf in named_leaves(gradients):
     atol = 1e-5 * np.abs(wanted[name]).max()
     compared(system, reference, leaf, wanted[name], atol=atol, of='gradients')
@@ -158,11 +186,104 @@ def test_latent_attention_equals_deepseek_v2(low_rank, perturbed, compared):
     'key_values': partial(LatentKeyValues, rank=RANK, rotated_dim=ROTATED),
   }
   names = 'Multi-head latent attention', 'transformers DeepseekV2ForCausalLM'
-  ours = check(*names, theirs, decoder(mixer, True), latent_attention, compared)
+  convert = partial(converted, attention=latent_attention)
+  ours = check(*names, theirs, decoder(mixer, True), convert, compared)
   check_decoding(ours)
   assert sum(leaf.nbytes for leaf in jax.tree.leaves(ours.init_cache(2, LENGTH).layers)) == (
     LAYERS * 2 * LENGTH * (ROTATED + RANK) * 4
   )
+
+
+EXPERTS, CHOSEN, GROUPS, BEST_GROUPS, EXPERT_HIDDEN, FACTOR = 8, 3, 4, 2, 12, 2.5
+
+
+def shared_and_routed(theirs, read):
+  gate, up = np.split(read(theirs.experts.gate_up_proj).swapaxes(1, 2), 2, axis=-1)
+  return {
+    **{f'shared.{n}': a for n, a in gated_mlp(theirs.shared_experts, read).items()},
+    'routed.expert.gate.kernel': gate,
+    'routed.expert.up.kernel': up,
+    'routed.expert.down.kernel': read(theirs.experts.down_proj).swapaxes(1, 2),
+    'routed.router.kernel': kernel_of(read)(theirs.gate),
+    'routed.router.bias.bias': read(theirs.gate.e_score_correction_bias),
+  }
+
+
+def store_load(gate, inputs, outputs):
+  """Puts in the place of the bias's gradient, which it has not, what moves it: the choices of tokens."""
+  chosen = outputs[-1][torch.tensor(SEGMENTS.astype(bool).reshape(-1))]
+  load = torch.bincount(chosen.reshape(-1), minlength=EXPERTS)
+  gate.e_score_correction_bias.grad = load.float()
+
+
+def deepseek_v3_experts():
+  """Two shared experts, which are one layer of twice the width, and routed ones, chosen with a bias within groups."""
+  router = partial(
+    TopK,
+    k=CHOSEN,
+    scoring=sigmoid,
+    selection=WithinGroups(num_groups=GROUPS, num_chosen=BEST_GROUPS),
+    factor=FACTOR,
+    bias=LoadBias,
+  )
+  routed = partial(
+    MixtureOfExperts,
+    num_experts=EXPERTS,
+    expert=partial(GatedMLP, hidden_dim=EXPERT_HIDDEN),
+    router=router,
+    dispatch=Dropless(),
+  )
+  shared = partial(GatedMLP, hidden_dim=2 * EXPERT_HIDDEN)
+  return partial(Parallel, parts={'shared': shared, 'routed': routed})
+
+
+def test_deepseek_v3_equals_that_of_transformers(perturbed, compared):
+  """The first layer is dense."""
+  config = transformers.DeepseekV3Config(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    intermediate_size=HIDDEN,
+    moe_intermediate_size=EXPERT_HIDDEN,
+    num_hidden_layers=LAYERS,
+    first_k_dense_replace=1,
+    n_routed_experts=EXPERTS,
+    n_shared_experts=2,
+    num_experts_per_tok=CHOSEN,
+    n_group=GROUPS,
+    topk_group=BEST_GROUPS,
+    routed_scaling_factor=FACTOR,
+    num_attention_heads=HEADS,
+    num_key_value_heads=HEADS,
+    kv_lora_rank=RANK,
+    q_lora_rank=LOW_RANK,
+    qk_nope_head_dim=PLAIN,
+    qk_rope_head_dim=ROTATED,
+    v_head_dim=VALUE,
+    num_mtp_layers=0,
+    attn_implementation='eager',
+    experts_implementation='eager',
+  )
+  theirs = perturbed(transformers.DeepseekV3ForCausalLM(config), std=0.1)
+  dense, *sparse = theirs.model.layers
+  torch.manual_seed(0)
+  for layer in sparse:
+    layer.mlp.gate.e_score_correction_bias.copy_(0.1 * torch.randn(EXPERTS))
+    layer.mlp.gate.register_forward_hook(store_load)
+  mixer = {
+    'head_dim': ROTATED + PLAIN,
+    'value_dim': VALUE,
+    'queries': partial(LowRankQueries, rank=LOW_RANK),
+    'key_values': partial(LatentKeyValues, rank=RANK, rotated_dim=ROTATED),
+  }
+
+  def convert(theirs, read):
+    first = stacked('body.stack.stages.0', [dense], read, latent_attention)
+    rest = stacked('body.stack.stages.1', sparse, read, latent_attention, shared_and_routed)
+    return ends(theirs, read) | first | rest
+
+  ours = decoder(mixer, True, deepseek_v3_experts())
+  names = "DeepSeek-V3's experts", 'transformers DeepseekV3ForCausalLM'
+  check_decoding(check(*names, theirs, ours, convert, compared))
 
 
 def differential_attention(theirs, kernel, read):
@@ -202,4 +323,5 @@ def test_differential_attention_equals_diff_llama(perturbed, compared):
     'head_outputs': DifferentialHeads,
   }
   names = 'Differential attention', 'transformers DiffLlamaForCausalLM'
-  check_decoding(check(*names, theirs, decoder(mixer, False), differential_attention, compared))
+  convert = partial(converted, attention=differential_attention)
+  check_decoding(check(*names, theirs, decoder(mixer, False), convert, compared))
