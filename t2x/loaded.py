@@ -174,7 +174,7 @@ class Loaded:
       inputs: see `logits`.
       targets: see `logits`.
       side: see `hidden`.
-      sublayer: 'mixer' for self-attention, 'cross' for cross-attention.
+      sublayer: name of the sublayer: in `Block`, 'mixer' for self-attention and 'cross' for cross-attention.
     """
     return self._inspection.layers(f'{sublayer}.probabilities', inputs, targets, side)
 

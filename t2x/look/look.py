@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 
 from t2x.data import Tokenizer
 from t2x.layers import Tokens
-from t2x.look.anatomy import Side, class_logits, records_attention, sides
+from t2x.look.anatomy import Side, class_logits, records_attention, sides, source_readers
 from t2x.look.attention import (
   Attention,
   Grid,
@@ -161,7 +161,7 @@ def look_at_pair(
     if side in parts
   ]
   return Look(
-    _pair_attention(recorded, (names, ids), (target_names, read, predicted)),
+    _pair_attention(recorded, model, (names, ids), (target_names, read, predicted)),
     lens,
     losses,
     _present(tables),
@@ -247,10 +247,11 @@ def in_order_of_row(recorded: Mapping[str, np.ndarray], name: str, side: str = '
   return [layer[0] for layer in in_order(own, name)]
 
 
-def _sublayers(recorded: Mapping[str, np.ndarray]) -> list[str]:
-  """Returns the names of the sublayers that recorded probabilities, without that of cross-attention."""
-  matches = (re.search(r'blocks\.\d+\.(.+)\.probabilities$', name) for name in recorded)
-  return [name for name in dict.fromkeys(m[1] for m in matches if m) if name != 'cross']
+def _sublayers(recorded: Mapping[str, np.ndarray], side: str = '') -> list[str]:
+  """Returns the names of the sublayers of a side that recorded probabilities."""
+  own = (name for name in recorded if name.startswith(side))
+  matches = (re.search(r'blocks\.\d+\.(.+)\.probabilities$', name) for name in own)
+  return list(dict.fromkeys(match[1] for match in matches if match))
 
 
 def _text_attention(
@@ -258,39 +259,44 @@ def _text_attention(
   labels: Sequence[str],
   separators: np.ndarray,
   side: str = '',
+  readers: Collection[str] = (),
 ) -> tuple[Attention, ...]:
-  """Returns the self-attention of each kind of sublayer of a side."""
+  """Returns the self-attention of each kind of sublayer of a side, which are those that are not among `readers`."""
   results = []
-  for sublayer in _sublayers(recorded):
+  for sublayer in _sublayers(recorded, side):
     layers = in_order_of_row(recorded, f'{sublayer}.probabilities', side)
     name = f'{side} self-attention'.strip()
     if sublayer != 'mixer':
       name += f' ({sublayer})'
-    if layers:
+    if layers and sublayer not in readers:
       results.append(self_attention(name, layers, labels, separators))
   return tuple(results)
 
 
 def _pair_attention(
   recorded: Mapping[str, np.ndarray],
+  model: Any,
   source: tuple[Names, np.ndarray],
   target: tuple[Names, np.ndarray, np.ndarray],
 ) -> tuple[Attention, ...]:
-  """Returns cross-attention and the self-attention of both sides."""
+  """Returns the attention of each sublayer of the decoder to the source, and the self-attention of both sides."""
   (names, ids), (target_names, read, predicted) = source, target
+  readers = source_readers(model, 'decoder')
   keys, separators = names.tokens(ids), names.separators(ids)
-  layers = tuple(in_order_of_row(recorded, 'cross.probabilities', 'decoder'))
-  cross: tuple[Attention, ...] = ()
-  if layers:
+  queries = tuple(target_names.tokens(predicted))
+  of_source = [name for name in _sublayers(recorded, 'decoder') if name in readers]
+  cross = []
+  for sublayer in of_source:
+    layers = tuple(in_order_of_row(recorded, f'{sublayer}.probabilities', 'decoder'))
     statistics = tuple(cross_statistics(layer, separators) for layer in layers)
-    queries = tuple(target_names.tokens(predicted))
-    cross = (Attention('cross-attention', queries, tuple(keys), layers, statistics),)
+    name = 'cross-attention' if len(of_source) == 1 else f'cross-attention ({sublayer})'
+    cross.append(Attention(name, queries, tuple(keys), layers, statistics))
   inputs = target_names.tokens(read)
   own = target_names.separators(read)
   return (
     *cross,
     *_text_attention(recorded, keys, separators, 'encoder'),
-    *_text_attention(recorded, inputs, own, 'decoder'),
+    *_text_attention(recorded, inputs, own, 'decoder', readers),
   )
 
 

@@ -39,8 +39,9 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
       means = [
         (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
       ]
-      paths.append(_write(folder / 'alignment.png', means, _labels(attention)))
-    name = re.sub(r'\W+', '_', attention.name).strip('_')
+      path = folder / f'{_file_name(attention).replace("cross_attention", "alignment")}.png'
+      paths.append(_write(path, means, _labels(attention)))
+    name = _file_name(attention)
     for i, layer in enumerate(attention.layers):
       path = folder / f'{name}_layer_{i + 1}.png'
       heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
@@ -53,6 +54,10 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   if panels := maps(look):
     paths.append(_write(folder / 'maps.png', panels))
   return paths
+
+
+def _file_name(attention: Attention) -> str:
+  return re.sub(r'\W+', '_', attention.name).strip('_')
 
 
 def draw_panels(
