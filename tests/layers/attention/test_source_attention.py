@@ -1,4 +1,4 @@
-"""Attention of ConvS2S to the outputs and inputs of an encoder, against fairseq's equations in float64."""
+"""Attention of ConvS2S and of recurrent decoders to vectors of the source, against their equations in float64."""
 
 import functools
 
@@ -12,16 +12,21 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
+  AdditiveScores,
+  BilinearScores,
   Call,
   Causal,
   ConvS2SAttention,
+  DotProductScores,
   FromSource,
   MultiHeadAttention,
   Parallel,
   Slots,
   Source,
+  SourceAttention,
   Tokens,
 )
+from t2x.layers.arrays import named_leaves
 from t2x.models import Block, SublayerBlock
 
 part = functools.partial
@@ -65,6 +70,54 @@ def test_attention_over_outputs_and_inputs_equals_the_equations_of_fairseq(compa
   compared(None, 'NumPy, float64', y, expected)
   for own, other in zip([*arrays(gradients[0]), *gradients[1:]], wanted, strict=True):
     compared(None, 'NumPy, float64', own, other, of='gradients')
+
+
+def concat(a, h, s):
+  pairs = jnp.broadcast_arrays(h[:, :, None], s[:, None])
+  w = jnp.concatenate([a['q.kernel'], a['k.kernel']])
+  return jnp.tanh(jnp.concatenate(pairs, axis=-1) @ w) @ a['scores.w'][0]
+
+
+LUONG = {
+  'dot': (DotProductScores, (), lambda a, h, s: h @ s.mT),
+  'general': (DotProductScores, ('q',), lambda a, h, s: h @ a['q.kernel'] @ s.mT),
+  'general of keys': (DotProductScores, ('k',), lambda a, h, s: h @ (s @ a['k.kernel']).mT),
+  'bilinear': (BilinearScores, (), lambda a, h, s: h @ a['scores.w'][0] @ s.mT),
+  'concat': (AdditiveScores, ('q', 'k'), concat),
+}
+
+
+@pytest.mark.parametrize('name', LUONG)
+def test_attention_equals_the_equations_of_luong(name, compared):
+  """Equation 8 of the paper."""
+  scores, projections, score = LUONG[name]
+  build = part(SourceAttention, WIDTH, scores=scores, projections=projections)
+  attention = moved(build(rngs=nnx.Rngs(0)), scale=0.1)
+
+  def arrays(part):
+    return {name: leaf[...] for name, leaf in named_leaves(part)}
+
+  @jax.jit
+  def weighted(part, h, s):
+    source = Source(s, Tokens.row(SIZE, segments=SEGMENTS))
+    y = part(h, Call(Tokens.row(LENGTH), Causal(), source=source)).x
+    return (y * WEIGHTS).sum(), y
+
+  def equation(a, h, s):
+    scores = score(a, h, s) + jnp.where(SEGMENTS, 0, -jnp.inf)[:, None]
+    return jax.nn.softmax(scores, axis=-1) @ s
+
+  gradients, y = jax.grad(weighted, range(3), has_aux=True)(attention, X, Z)
+  with jax.enable_x64(True), jax.numpy_rank_promotion('allow'):
+    inputs = jax.tree.map(
+      lambda a: jnp.asarray(np.asarray(a, np.float64)), (arrays(attention), X, Z)
+    )
+    expected = equation(*inputs)
+    wanted = jax.grad(lambda *a: (equation(*a) * double(WEIGHTS)).sum(), range(3))(*inputs)
+  compared(None, 'NumPy, float64', y, expected)
+  found = arrays(gradients[0]) | {'h': gradients[1], 's': gradients[2]}
+  for name, gradient in (wanted[0] | {'h': wanted[1], 's': wanted[2]}).items():
+    compared(None, 'NumPy, float64', found[name], gradient, of='gradients')
 
 
 def decoded_equals_forward(block):
