@@ -16,13 +16,15 @@ from flax import nnx
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Bool, Float
 
-from t2x.base.ranges import Size
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, TunableRate
 from t2x.layers.composites import replace_parts
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Norm
+from t2x.layers.keys import named_key
 from t2x.layers.norms import norm_over
 from t2x.layers.one_cpu import is_plain, project
-from t2x.layers.parameters import Initializer, Linear, param
+from t2x.layers.parameters import Initializer, Linear, dropout, param
 
 __all__ = ['ElmanCell', 'GRUCell', 'LSTMCell', 'StackedCells']
 
@@ -79,8 +81,10 @@ class Cell(nnx.Module):
     """
     raise NotImplementedError
 
-  def __call__(self, projected: Gates, fed: Vectors, state: State) -> State:
-    """Returns the state after a step with a further input `fed`."""
+  def __call__(
+    self, projected: Gates, fed: Vectors, state: State, key: Array | None = None
+  ) -> State:
+    """Returns the state after a step with a further input `fed`; a single cell has no dropout that needs `key`."""
     kernel, z = self.state.kernel[...].astype(projected.dtype), projected
     fed, h = (a.astype(projected.dtype) for a in (fed, state[0]))
     if self.fed_dim:
@@ -164,6 +168,10 @@ class StackedCells(nnx.Module):
     num_layers: number of cells.
     cell: builds each cell.
     fed_dim: width of the further input of the lowest cell.
+    dropout_rate: dropout of the output of a cell as the input of the next, with a mask for each step.
+
+  Raises:
+    UserError: there is dropout, but only one cell.
   """
 
   def __init__(
@@ -173,8 +181,14 @@ class StackedCells(nnx.Module):
     num_layers: Size,
     cell: Callable[..., Cell] = LSTMCell,
     fed_dim: int = 0,
+    dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
+    if num_layers == 1 and dropout_rate != 0.0:
+      raise UserError(
+        'StackedCells.dropout_rate has no effect on one cell: leave it out, or set num_layers'
+      )
+    self.dropout_rate = dropout_rate
     sizes = [fed_dim, *[0] * (num_layers - 1)]
     self.cells = nnx.List([cell(d_model, fed_dim=size, rngs=rngs) for size in sizes])
     self.num_vectors = sum(cell.num_vectors for cell in self.cells)
@@ -182,12 +196,15 @@ class StackedCells(nnx.Module):
   def project(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest gates state_dim']:
     return self.cells[0].project(x)
 
-  def __call__(self, projected: Gates, fed: Vectors, state: State) -> State:
+  def __call__(
+    self, projected: Gates, fed: Vectors, state: State, key: Array | None = None
+  ) -> State:
     new: State = ()
-    for cell in self.cells:
+    for number, cell in enumerate(self.cells):
       rest, own = state[: -cell.num_vectors], state[-cell.num_vectors :]
       if new:
-        projected = cell.project(new[0].astype(projected.dtype))
+        below = dropout(new[0], self.dropout_rate, named_key(key, f'cells.{number}'))
+        projected = cell.project(below.astype(projected.dtype))
       new, state = cell(projected, fed, own) + new, rest
     return new
 

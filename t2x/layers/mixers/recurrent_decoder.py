@@ -1,6 +1,7 @@
 """Recurrent translation decoders: a cell that reads its own tokens and attends to the source."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.keys import fold_in, named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, StackedCells
 from t2x.layers.mixers.initial_states import LastVector, of_last_segment
 from t2x.layers.parameters import Initializer, Linear
@@ -125,14 +127,17 @@ class RecurrentDecoder(nnx.Module):
     tokens = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(x), *a.shape[1:])), tokens)
     inputs = constrain(self.cell.project(x), 'batch', None, None, 'mlp'), first, tokens
     steps = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), inputs)
+    numbers = jnp.arange(x.shape[1])
 
     # Not in the carry of the loop, of which the backward pass keeps a copy for each step.
     memory, state = state.source, dataclasses.replace(state, source=None)
 
     def step(state: DecoderState, step: Any) -> tuple[DecoderState, Any]:
-      return self._step(state, step, call, memory)
+      inputs, number = step
+      key = None if call.key is None else fold_in(call.key, number)
+      return self._step(state, inputs, dataclasses.replace(call, key=key), memory)
 
-    state, (y, recorded) = jax.lax.scan(step, state, steps)
+    state, (y, recorded) = jax.lax.scan(step, state, (steps, numbers))
     state = dataclasses.replace(state, source=memory)
     recorded = {name: jnp.moveaxis(a[:, :, :, 0], 0, 2) for name, a in recorded.items()}
     y = constrain(jnp.moveaxis(y, 0, 1), 'batch', 'length', 'embed')
@@ -147,12 +152,17 @@ class RecurrentDecoder(nnx.Module):
     starts = is_token & (tokens.segments != state.segment)[:, None]
     before = tuple(jnp.where(starts, first, a) for a in state.cell)
     fed = jnp.where(starts, 0, state.fed)
-    own = dataclasses.replace(call, tokens=jax.tree.map(lambda a: a[:, None], tokens))
+    own = dataclasses.replace(
+      call,
+      tokens=jax.tree.map(lambda a: a[:, None], tokens),
+      key=named_key(call.key, 'attention'),
+    )
 
     def attend(h: Array) -> Result:
       return self.attention(h[:, None].astype(projected.dtype), own, memory)
 
-    cell, y, recorded = self._advance(projected, fed, before, attend)
+    advance = functools.partial(self.cell, projected, state=before, key=named_key(call.key, 'cell'))
+    cell, y, recorded = self._advance(advance, fed, before[0], attend)
     new = DecoderState(
       tuple(jnp.where(is_token, a, b) for a, b in zip(cell, state.cell, strict=True)),
       jnp.where(is_token, y.astype(fed.dtype), state.fed),
@@ -161,12 +171,23 @@ class RecurrentDecoder(nnx.Module):
     return new, (y, recorded)
 
   def _advance(
-    self, projected: Array, fed: Array, before: tuple[Array, ...], attend: Callable[[Array], Result]
+    self,
+    cell: Callable[..., tuple[Array, ...]],
+    fed: Array,
+    before: Array,
+    attend: Callable[[Array], Result],
   ) -> tuple[tuple[Array, ...], Array, dict[str, Array]]:
-    """Returns the vectors of the state after a step, its output and the recorded arrays of the attention."""
-    cell = self.cell(projected, fed, before)
-    result = attend(cell[0])
-    return cell, self._output(cell[0], result), dict(result.recorded)
+    """Returns the vectors of the state after a step, its output and the recorded arrays of the attention.
+
+    Args:
+      cell: returns the state for what it is fed.
+      fed: the output of the preceding step.
+      before: h before the step.
+      attend: attends with a query.
+    """
+    state = cell(fed=fed)
+    result = attend(state[0])
+    return state, self._output(state[0], result), dict(result.recorded)
 
   def _output(self, h: Array, result: Result) -> Array:
     pair = jnp.stack([h.astype(result.x.dtype), result.x[:, 0]], axis=1)
@@ -181,7 +202,7 @@ class StateBeforeDecoder(RecurrentDecoder):
   context. Its output is that of `RecurrentDecoder`, not the paper's maxout. For the arguments see `RecurrentDecoder`.
   """
 
-  def _advance(self, projected, fed, before, attend):
-    result = attend(before[0])
-    cell = self.cell(projected, result.x[:, 0], before)
-    return cell, self._output(cell[0], result), dict(result.recorded)
+  def _advance(self, cell, fed, before, attend):
+    result = attend(before)
+    state = cell(fed=result.x[:, 0])
+    return state, self._output(state[0], result), dict(result.recorded)

@@ -15,6 +15,7 @@ from t2x.decode import Beam, Greedy, generate
 from t2x.layers import (
   MLP,
   Causal,
+  ElmanCell,
   FinalVectors,
   Full,
   LastVector,
@@ -25,6 +26,7 @@ from t2x.layers import (
   RoPE,
   Source,
   SourceAttention,
+  StackedCells,
   StateBeforeDecoder,
   TokenEmbedding,
   Tokens,
@@ -144,3 +146,48 @@ def test_the_final_vector_of_both_directions_is_that_of_the_last_and_the_first_t
 def test_projections_of_a_part_of_the_width_need_both():
   with pytest.raises(UserError, match='needs projections of queries and keys'):
     SourceAttention(WIDTH, head_dim=4, projections=('q',), rngs=nnx.Rngs(0))
+
+
+def test_dropout_between_cells_has_a_mask_for_each_step_and_row():
+  # The second cell has the output tanh(h) for the output h of the first, and the decoder that of the second.
+  cell = part(StackedCells, num_layers=2, cell=ElmanCell, dropout_rate=0.25)
+  decoder = moved(RecurrentDecoder(WIDTH, cell=cell, initial=None, rngs=nnx.Rngs(0)))
+  lower, upper = decoder.cell.cells
+  lower.state.kernel[...] = lower.state.kernel[...].at[:WIDTH].set(0)
+  upper.state.kernel[...] = jnp.zeros_like(upper.state.kernel)
+  upper.inputs.kernel[...] = jnp.eye(WIDTH)[:, None]
+  upper.inputs.bias[...] = jnp.zeros_like(upper.inputs.bias)
+  decoder.out.kernel[...] = jnp.stack([jnp.eye(WIDTH), jnp.zeros((WIDTH, WIDTH))])
+  decoder.out.bias[...] = jnp.zeros(WIDTH)
+
+  def output(key):
+    return applied(decoder, X, pattern=Causal(), source=Source(X, Tokens.row(5)), key=key)[0]
+
+  h = jnp.arctanh(jnp.arctanh(output(None)))
+  found = output(jax.random.key(0))
+  kept = np.asarray(found != 0)
+  np.testing.assert_allclose(found, jnp.tanh(jnp.tanh(h / 0.75)) * kept, atol=1e-5)
+  masks = kept.reshape(-1, WIDTH)
+  assert len(np.unique(masks, axis=0)) == len(masks)
+  assert 0.6 < kept.mean() < 0.9
+
+
+def test_steps_have_different_dropout_of_the_attention():
+  attention = part(MultiHeadAttention, num_heads=1, dropout_rate=0.5)
+  decoder = moved(RecurrentDecoder(WIDTH, attention=attention, initial=None, rngs=nnx.Rngs(0)))
+  # Each step has the same cell state; only the context differs.
+  decoder.cell.inputs.kernel[...] = jnp.zeros_like(decoder.cell.inputs.kernel)
+  decoder.cell.inputs.bias[...] = jnp.zeros_like(decoder.cell.inputs.bias)
+  decoder.cell.state.kernel[...] = jnp.zeros_like(decoder.cell.state.kernel)
+
+  def output(key):
+    return applied(decoder, X, pattern=Causal(), source=Source(X, Tokens.row(5)), key=key)[0]
+
+  np.testing.assert_allclose(output(None), output(None)[:, :1].repeat(5, axis=1), atol=1e-6)
+  steps = np.asarray(output(jax.random.key(0)))[0].round(5)
+  assert len(np.unique(steps, axis=0)) > 2
+
+
+def test_dropout_of_a_single_cell_is_refused():
+  with pytest.raises(UserError, match='dropout_rate has no effect on one cell'):
+    StackedCells(WIDTH, num_layers=1, dropout_rate=0.5, rngs=nnx.Rngs(0))
