@@ -1,5 +1,6 @@
-"""The recurrent decoder against joeynmt, with every parameter and its gradient."""
+"""Recurrent decoders against joeynmt, fairseq and PyTorch, with every parameter and its gradient."""
 
+import functools
 import types
 
 import jax
@@ -9,7 +10,19 @@ import pytest
 from applying import moved
 from flax import nnx
 
-from t2x.layers import Call, Causal, GRUCell, RecurrentDecoder, Source, StateBeforeDecoder, Tokens
+from t2x.layers import (
+  Call,
+  Causal,
+  DotProductScores,
+  GRUCell,
+  LastVector,
+  RecurrentDecoder,
+  Source,
+  SourceAttention,
+  StackedCells,
+  StateBeforeDecoder,
+  Tokens,
+)
 from tests.parity import archives
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -158,3 +171,110 @@ def test_a_decoder_with_the_state_before_equals_the_paper(compared):
   for name, gradient in found.items():
     wanted = grads[name].numpy()[-len(gradient) :]
     compared(system, reference, gradient, wanted, of='gradients')
+
+
+class _IncrementalDecoder(torch.nn.Module):
+  def __init__(self, dictionary):
+    super().__init__()
+
+  def set_incremental_state(self, *state):
+    pass
+
+
+class _Dictionary(list):
+  def pad(self):
+    return 0
+
+
+def fairseq():
+  """Its module of LSTM models, which needs little of the modules that it imports."""
+
+  def same(rate, module_name):
+    return torch.nn.Identity()
+
+  def unchanged(*names):
+    return lambda part: part
+
+  stubs = {
+    'utils': {},
+    'modules': {'AdaptiveSoftmax': None, 'FairseqDropout': same},
+    'models': {
+      'FairseqEncoder': object,
+      'FairseqEncoderDecoderModel': object,
+      'FairseqIncrementalDecoder': _IncrementalDecoder,
+      'register_model': unchanged,
+      'register_model_architecture': unchanged,
+    },
+  }
+  modules = {f'fairseq.{name}': types.ModuleType(f'fairseq.{name}') for name in stubs}
+  for name, members in stubs.items():
+    vars(modules[f'fairseq.{name}']).update(members)
+  models = archives.unpacked('fairseq', '0.12.2') / 'fairseq' / 'models'
+  modules['fairseq.models'].__path__ = [str(models)]
+  return archives.module('fairseq', '0.12.2', 'fairseq.models.lstm', modules)
+
+
+def as_fairseq(part):
+  """The arrays of a decoder with two cells, or of its gradient, by fairseq's names; see `as_theirs` about biases."""
+  arrays = {'attention.input_proj.weight': part.attention.q.kernel[...].T}
+  for layer, cell in enumerate(part.cell.cells):
+    inputs, state = (p.kernel[...].reshape(-1, 4 * WIDTH) for p in (cell.inputs, cell.state))
+    rows = np.concatenate([inputs, state[: cell.fed_dim]])
+    arrays[f'layers.{layer}.weight_ih'] = rows.T
+    arrays[f'layers.{layer}.weight_hh'] = state[cell.fed_dim :].T
+    arrays[f'layers.{layer}.bias_ih'] = cell.inputs.bias[...].reshape(-1)
+  # Their input is the context and then h.
+  out = part.out.kernel[...][::-1].reshape(2 * WIDTH, WIDTH)
+  return arrays | {'attention.output_proj.weight': out.T}
+
+
+def test_a_decoder_of_two_cells_equals_fairseq(compared):
+  """Each vector of the state starts with the last vector of the source: the encoder's cells are not in our `Source`."""
+  build = functools.partial(
+    RecurrentDecoder,
+    cell=functools.partial(StackedCells, num_layers=2),
+    attention=functools.partial(SourceAttention, scores=DotProductScores, projections=('q',)),
+    initial=functools.partial(LastVector, use_bridge=False),
+  )
+  ours = moved(build(WIDTH, rngs=nnx.Rngs(0)), scale=0.1)
+  # Their projection has no bias.
+  ours.out.bias[...] = jnp.zeros(WIDTH)
+  x, states = (torch.tensor(a, requires_grad=True) for a in (X, STATES))
+  theirs = fairseq().LSTMDecoder(
+    _Dictionary(range(3)),
+    embed_dim=WIDTH,
+    hidden_size=WIDTH,
+    out_embed_dim=WIDTH,
+    encoder_output_units=WIDTH,
+    num_layers=2,
+    pretrained_embed=lambda ids: x,
+    share_input_output_embed=True,
+  )
+  parameters, arrays = dict(theirs.named_parameters()), as_fairseq(ours)
+  assert parameters.keys() - arrays.keys() == {f'layers.{layer}.bias_hh' for layer in (0, 1)}
+  with torch.no_grad():
+    for name, array in arrays.items():
+      parameters[name].copy_(torch.tensor(np.array(array)))
+    for layer in (0, 1):
+      parameters[f'layers.{layer}.bias_ih'].sub_(parameters[f'layers.{layer}.bias_hh'])
+  last = states[torch.arange(3), torch.tensor(SOURCE_LENGTHS - 1)].expand(2, -1, -1)
+  encoded = states.transpose(0, 1), last, last, torch.tensor(SEGMENTS.T == 0)
+  expected, alignments = theirs.eval().extract_features(torch.zeros(3, LENGTH).long(), encoded)
+  (expected * torch.tensor(WEIGHTS)).sum().backward()
+
+  @jax.jit
+  def weighted(part, x, states):
+    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
+    record = frozenset({'probabilities'})
+    result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
+    return (result.x * WEIGHTS).sum(), result
+
+  gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
+  system, reference = 'recurrent decoder of two cells', 'fairseq LSTMDecoder'
+  compared(system, reference, result.x, expected.detach().numpy())
+  recorded = result.recorded['probabilities'][:, 0]
+  compared(system, reference, recorded, alignments.detach().numpy())
+  found = as_fairseq(gradients[0]) | {'x': gradients[1], 'source': gradients[2]}
+  grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
+  for name, gradient in found.items():
+    compared(system, reference, gradient, grads[name].numpy(), of='gradients')
