@@ -48,6 +48,12 @@ def test_flags_lie_over_the_tasks_strategy(flags, expected):
   assert strategy(flags) == expected
 
 
+def test_a_flag_of_beam_search_keeps_the_groups_of_the_task():
+  own = decode.DiverseBeam(6, num_groups=3, strength=0.2)
+  expected = decode.DiverseBeam(6, stopping=decode.WhenFull(), num_groups=3, strength=0.2)
+  assert strategy('--stop full', own) == expected
+
+
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [

@@ -2,6 +2,7 @@
 model's cache."""
 
 from t2x.decode.beam import *
+from t2x.decode.diverse import *
 from t2x.decode.generation import *
 from t2x.decode.penalties import *
 from t2x.decode.processors import *

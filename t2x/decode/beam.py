@@ -102,11 +102,15 @@ class Beam(Strategy):
     return Search(beams, empty, last, jnp.isfinite(beams.scores))
 
   def advance(self, state, logits, step, request):
-    candidates, parents = self._extend(state.beams, logits, step, request)
+    candidates, parents = self.extend(state.beams, logits, step, request)
+    return self.select(state.pool, candidates, parents, step, request)
+
+  def select(self, pool, candidates, parents, step, request):
+    """Returns the search with the next beams and the new pool, and the index of the beam that each extends."""
     last = candidates.tokens[:, :, step]
     at_limit = step + 1 >= request.limits
     ends = at_limit[:, None] | request.ends(last)
-    pool = self._collect(state.pool, candidates, ends)
+    pool = self._collect(pool, candidates, ends)
 
     unfinished = dataclasses.replace(
       candidates, scores=jnp.where(ends, -jnp.inf, candidates.scores)
@@ -119,16 +123,17 @@ class Beam(Strategy):
     last = jnp.where(live, take(last, indices), request.pad_id)
     return Search(beams, pool, last, live), take(parents, indices)
 
-  def _extend(self, beams, logits, step, request):
+  def extend(self, beams, logits, step, request, penalties=0.0):
     """Returns the most probable extensions, and the index of the beam that each extends.
 
     Each beam has one finished extension per end token. One more extension per beam is returned, so
-    that at least `width` of them are unfinished.
+    that at least `width` of them are unfinished. `penalties`, broadcast to [batch, width, vocab], are
+    subtracted from the processed log-probabilities.
     """
     batch, width, vocab = logits.shape
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     processed = self.process(log_probs, beams.tokens, step, request)
-    totals = (beams.scores[:, :, None] + processed).reshape(batch, width * vocab)
+    totals = (beams.scores[:, :, None] + processed - penalties).reshape(batch, width * vocab)
     scores, flat = top_k(totals, min(1 + max(len(request.eos_ids), 1), vocab) * width)
     parents, tokens = flat // vocab, (flat % vocab).astype(jnp.int32)
     added = jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)

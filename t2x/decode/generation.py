@@ -55,7 +55,7 @@ def generate(
     max_new_tokens: maximum number of generated tokens, including the end token.
     max_length: maximum number of tokens of prompt and continuation. At least one of the two limits is
       required; with both, the lower applies. The result is min(max_new_tokens, max_length - 1) wide.
-    strategy: Greedy, Sampling or Beam.
+    strategy: Greedy, Sampling, Beam or DiverseBeam.
     eos_id: the end token if `strategy.eos_ids` is empty; None: sequences end only at the limit.
     pad_id: fills the result after the end token.
     num_return: number of sequences per prompt.

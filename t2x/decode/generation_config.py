@@ -6,6 +6,7 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.external_files import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 from t2x.decode.beam import Beam
+from t2x.decode.diverse import DiverseBeam
 from t2x.decode.penalties import AverageLength
 from t2x.decode.processors import (
   ForceFirst,
@@ -26,7 +27,8 @@ STOPPING: Mapping[Any, Stopping] = {
   True: WhenFull(),
   'never': WhenCertain(),
 }
-# Unsupported settings, with the value that has no effect.
+# Unsupported settings, with the value that has no effect. The groups of transformers differ from `DiverseBeam`: they do
+# not count the tokens that end a hypothesis, and transformers 5 no longer contains them.
 UNSUPPORTED = {
   'begin_suppress_tokens': None,
   'constraints': None,
@@ -177,6 +179,8 @@ def fields_of(strategy: Strategy) -> tuple[dict[str, Any], list[str]]:
       fields['length_penalty'] = strategy.length_penalty.power
     else:
       missing.append(str(strategy.length_penalty))
+    if isinstance(strategy, DiverseBeam):
+      missing.append(f'num_groups = {strategy.num_groups}, strength = {strategy.strength}')
     stopping = [name for name, value in STOPPING.items() if value == strategy.stopping]
     return fields | {'early_stopping': stopping[0]} if stopping else fields, missing
   return {'do_sample': False}, missing

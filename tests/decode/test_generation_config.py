@@ -10,6 +10,7 @@ from t2x.decode import (
   AtCurrentLength,
   AverageLength,
   Beam,
+  DiverseBeam,
   ForceFirst,
   ForceLast,
   Greedy,
@@ -122,6 +123,7 @@ def test_settings_are_a_strategy(config, strategy):
   ('config', 'expected'),
   [
     ({'typical_p': 0.2, 'guidance_scale': 1.0}, 'typical_p = 0.2'),
+    ({'num_beams': 4, 'num_beam_groups': 2}, 'num_beam_groups = 2'),
     ({'num_beams': 2, 'do_sample': True}, 'do_sample = True in a beam search'),
     ({'bad_words_ids': [[3, 4], [5]]}, 'bad_words_ids = [[3, 4]], longer than one token'),
     (
@@ -135,7 +137,13 @@ def test_omitted_settings_are_reported(config, expected):
 
 
 @pytest.mark.parametrize(
-  'strategy', [*(strategy for _, strategy in CASES), Beam(2, eos_ids=[3, 5])], ids=str
+  'strategy',
+  [
+    *(strategy for _, strategy in CASES),
+    Beam(2, eos_ids=[3, 5]),
+    DiverseBeam(6, num_groups=3, strength=0.2),
+  ],
+  ids=str,
 )
 def test_gin_text_gives_the_strategy_back(strategy, tmp_path):
   file = tmp_path / 'x.gin'

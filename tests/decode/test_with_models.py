@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.decode import AverageLength, Beam, Greedy, generate
+from t2x.decode import AverageLength, Beam, DiverseBeam, Greedy, generate
 from t2x.layers import (
   MLP,
   Causal,
@@ -152,8 +152,12 @@ def test_greedy_encoder_decoder_equals_argmax_without_cache(translator):
   assert_greedy_equals_argmax(translator[2], np.full((3, 1), BOS), [1, 1, 1], generated)
 
 
-def test_every_hypothesis_has_the_log_probability_of_a_full_forward(translator):
-  generated = translate(translator, strategy=Beam(3, AverageLength()), num_return=3)
+BEAMS = [Beam(3, AverageLength()), DiverseBeam(4, AverageLength(), num_groups=2, strength=2.0)]
+
+
+@pytest.mark.parametrize('strategy', BEAMS, ids=str)
+def test_every_hypothesis_has_the_log_probability_of_a_full_forward(translator, strategy):
+  generated = translate(translator, strategy=strategy, num_return=3)
   for r in range(3):
     written = [row[r] for row in sequences(generated)]
     log_probs = log_probs_at_once(translator[2], np.full((3, 1), BOS), [1, 1, 1], written)

@@ -7,9 +7,8 @@ import pytest
 
 import t2x
 from t2x.cli import main
-from t2x.decode import Beam, Greedy, Sampling
+from t2x.decode import AtCurrentLength, AverageLength, Beam, DiverseBeam, Greedy, Sampling
 from t2x.decode.generation_config import fields_of, strategy_of
-from t2x.decode.penalties import AverageLength
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -98,3 +97,5 @@ def test_strategies_survive_generation_config(strategy):
 
 def test_settings_that_generation_config_lacks_are_listed():
   assert fields_of(Beam(3))[1] == ['GNMT(alpha=0.6)']
+  groups = DiverseBeam(4, AverageLength(), AtCurrentLength(), num_groups=2, strength=0.5)
+  assert fields_of(groups)[1] == ['num_groups = 2, strength = 0.5']
