@@ -76,13 +76,8 @@ class DiverseBeam(Beam):
   @property
   def group(self) -> Beam:
     """The search of one group."""
-    return Beam(
-      self.width // self.num_groups,
-      self.length_penalty,
-      self.stopping,
-      processors=self.processors,
-      eos_ids=self.eos_ids,
-    )
+    width = self.width // self.num_groups
+    return Beam(width, self.length_penalty, self.stopping, processors=self.processors)
 
   def start(self, request):
     return Groups((self.group.start(request),) * self.num_groups)

@@ -13,7 +13,6 @@ from t2x.decode import (
   DiverseBeam,
   Greedy,
   RepetitionPenalty,
-  SuppressTokens,
   WhenCertain,
   WhenFull,
   generate,
@@ -56,7 +55,7 @@ def bound(strategy, total, length):
   return max(total / divisor(strategy.length_penalty, n) for n in lengths)
 
 
-def by_hand(model, prompt, offset, strategy, suppressed=()):
+def by_hand(model, prompt, offset, strategy, repetition=1.0):
   """Returns scores and tokens of the hypotheses of all groups in descending order."""
   width = strategy.width // strategy.num_groups
   beams = [[(0.0, [])] for _ in range(strategy.num_groups)]
@@ -66,10 +65,10 @@ def by_hand(model, prompt, offset, strategy, suppressed=()):
     for g in range(strategy.num_groups):
       extensions = []
       for total, tokens in beams[g]:
-        log_probs = log_probs_after(model, [*prompt, *tokens], offset) - strategy.strength * times
-        extensions += [
-          (total + log_probs[t], [*tokens, t]) for t in range(VOCAB) if t not in suppressed
-        ]
+        history = [*prompt, *tokens]
+        repeated = np.where(np.isin(np.arange(VOCAB), history), repetition, 1.0)
+        log_probs = log_probs_after(model, history, offset) * repeated - strategy.strength * times
+        extensions += [(total + log_probs[t], [*tokens, t]) for t in range(VOCAB)]
       extensions = sorted(extensions, key=lambda e: -e[0])[: 2 * width]
       for _, tokens in extensions[: strategy.counted * width]:
         times[tokens[-1]] += 1
@@ -131,11 +130,11 @@ def test_hypotheses_equal_those_of_loops_over_groups(strategy):
 
 
 def test_processors_precede_the_penalty_in_every_group():
-  strategy = DiverseBeam(4, AverageLength(), num_groups=2, processors=[SuppressTokens([3, 5])])
+  strategy = DiverseBeam(4, AverageLength(), num_groups=2, processors=[RepetitionPenalty(1.5)])
   model = history_model(vocab=VOCAB, seed=2)
   generated = run(model, strategy, 4)
   for b, (prompt, offset) in enumerate(zip(PROMPTS, OFFSETS, strict=True)):
-    expected = by_hand(model, prompt, offset, strategy, suppressed=(3, 5))
+    expected = by_hand(model, prompt, offset, strategy, repetition=1.5)
     assert written(generated, b) == [tokens for _, tokens in expected]
 
 
