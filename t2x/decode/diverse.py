@@ -86,7 +86,8 @@ class DiverseBeam(Beam):
     group, rows = self.group, jnp.arange(len(logits))[:, None]
     first = self.counted * group.width
     penalties = jnp.zeros((len(logits), logits.shape[-1]))
-    searches, parents = [], []
+    searches: list[Search] = []
+    parents = []
     for search in state.searches:
       start = len(searches) * group.width
       own = logits[:, start : start + group.width]

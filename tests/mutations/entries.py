@@ -166,18 +166,6 @@ MUTATIONS = (
     'tests/decode/test_beam.py',
   ),
   Mutation(
-    'decode-parents-within-their-group',
-    'parents.append(start + beams)',
-    'parents.append(beams)',
-    'tests/decode/test_diverse.py',
-  ),
-  Mutation(
-    'decode-penalties-before-the-normalisation',
-    '+ processed - penalties)',
-    '+ jax.nn.log_softmax(processed - penalties))',
-    'tests/decode/test_diverse.py',
-  ),
-  Mutation(
     'decode-log-probabilities-of-the-model-in-a-beam',
     'jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)',
     'jnp.take_along_axis(processed.reshape(batch, width * vocab), flat, axis=1)',
