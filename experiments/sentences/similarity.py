@@ -15,6 +15,7 @@ import numpy as np
 
 import t2x
 from t2x.layers import Tokens
+from t2x.models.pooling import mean_over_tokens
 
 
 def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
@@ -25,7 +26,7 @@ def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
   @jax.jit
   def vectors(model, ids, segments):
     tokens = Tokens.row(ids.shape[1], segments=segments)
-    x = mean_tokens(model.hidden(ids, tokens=tokens).x, segments)
+    x = mean_over_tokens(model.hidden(ids, tokens=tokens).x, segments)
     return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
   return np.asarray(vectors(loaded.model, ids, segments))
