@@ -270,7 +270,7 @@ def test_a_decoder_of_two_cells_equals_fairseq(compared):
     return (result.x * WEIGHTS).sum(), result
 
   gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'recurrent decoder of two cells', 'fairseq LSTMDecoder'
+  system, reference = 'recurrent translation', 'fairseq 0.12.2 LSTMDecoder'
   compared(system, reference, result.x, expected.detach().numpy())
   recorded = result.recorded['probabilities'][:, 0]
   compared(system, reference, recorded, alignments.detach().numpy())
