@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.decode import AverageLength, Beam, Sampling, generate
+from t2x.decode import AverageLength, Beam, DiverseBeam, Sampling, generate
 from t2x.layers import (
   MLP,
   TUPE,
@@ -97,12 +97,11 @@ def searched(model, width, prompts=None, **settings):
     model,
     prompts,
     LENGTHS,
-    strategy=Beam(width, AverageLength()),
     max_new_tokens=ROOM,
     eos_id=EOS,
     pad_id=PAD,
     num_return=width,
-    **settings,
+    **{'strategy': Beam(width, AverageLength())} | settings,
   )
 
 
@@ -259,3 +258,9 @@ def test_sequences_that_are_not_reordered_share_no_slots(monkeypatch):
     model, np.full((2, 6), 4), np.full(2, 6), strategy=Sampling(), key=jax.random.key(0), **settings
   )
   assert generated.lengths.tolist() == [[4] * 3] * 2
+
+
+def test_groups_of_beams_with_shared_slots_equal_groups_with_separate_slots():
+  strategy = DiverseBeam(4, AverageLength(), num_groups=2, strength=2.0)
+  shared, separate = language_models(GROUPED)
+  assert_equal(searched(shared, 4, strategy=strategy), searched(separate, 4, strategy=strategy))
