@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from t2x.base.errors import UserError
 from t2x.base.ranges import Positive
 from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, map_shards, mesh_axes, num_parts
@@ -223,6 +224,11 @@ class Dropless(Dispatch):
   is_causal: ClassVar[bool] = True
 
   def __call__(self, experts, x, routing):
+    if others := sorted(set(mesh_axes('experts')) - set(mesh_axes('batch'))):
+      raise UserError(
+        f'Dropless: the mesh axis {others[0]} splits the experts but not the batch: give the logical axis experts an axis of '
+        'the logical axis batch in Mesh.rules and Mesh.activation_rules, or use Capacity'
+      )
     batch, number = len(x), experts.num_experts
     devices = num_parts('batch') * num_parts('length') // num_parts('experts')
     block = block_size(routing.expert.size / devices / number)

@@ -1,6 +1,7 @@
 """Dropless: against all experts computed for all tokens, and its products against `jax.lax.ragged_dot`."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.base.hyperparameters import step_context
+from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step, step_context
 from t2x.layers import (
   MLP,
   Aux,
@@ -264,3 +266,15 @@ def test_bfloat16_accumulates_in_float32():
   y = half(x, call()).x
   assert y.dtype == jnp.bfloat16
   np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.05, rtol=0.05)
+
+
+def test_a_layout_that_splits_experts_but_not_the_batch_is_refused():
+  axes = {'experts': ('tensor',), 'batch': ('data',)}
+  layout = types.SimpleNamespace(
+    mesh=types.SimpleNamespace(shape={'data': 2, 'tensor': 2}), mesh_axes=lambda axis: axes[axis]
+  )
+  with (
+    in_step(layout=layout),
+    pytest.raises(UserError, match='axis tensor splits the experts but not the batch'),
+  ):
+    mixture()(inputs(), call())
