@@ -170,6 +170,25 @@ def test_products_of_blocks_equal_ragged_dot(sizes, block):
   assert_equal(*results)
 
 
+def test_gradients_of_kernels_are_rounded_once():
+  """Sums over blocks in bfloat16 would be rounded once per block."""
+  rows, block = 1024, 32
+  groups = Groups(jnp.full((1, 1, 1), rows), jnp.zeros((1, rows), jnp.int32), block)
+  x, weights = (
+    jax.random.uniform(jax.random.key(seed), (1, rows, 4)).astype(jnp.bfloat16) for seed in (0, 1)
+  )
+
+  def loss(kernel):
+    def multiply(kernel):
+      return grouped_product(x, kernel, ('embed', 'mlp'), step_context().groups), ()
+
+    return (grouped_parts(multiply, groups, kernel)[0] * weights).sum()
+
+  gradient = jax.jit(jax.grad(loss))(jnp.zeros((1, 4, 4), jnp.bfloat16))[0].astype(jnp.float32)
+  exact = np.einsum('ri,ro->io', *(np.asarray(a[0], np.float64) for a in (x, weights)))
+  np.testing.assert_allclose(gradient, exact, rtol=2**-9 + 1e-5)
+
+
 class Second(nnx.Module):
   """A router that gives all tokens to one expert."""
 
