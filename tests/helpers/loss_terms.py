@@ -12,10 +12,12 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, DigitRows, Digits, TextFiles
+from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, TextFiles
+from t2x.data.sources.base import NoSource
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.tasks import (
+  AudioClassification,
   AuxiliaryOutput,
   Captions,
   CausalLM,
@@ -78,6 +80,11 @@ TASKS = {
   'image_classification': ImageClassification(
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
   ),
+  'audio_classification': AudioClassification(
+    source=NoSource(),
+    num_classes=CLASSES,
+    features=LogMel(rate=8000, window=200, hop=80, num_frames=4, num_features=4),
+  ),
   'captions': Captions(
     source=DigitRows(),
     tokenizer=Bytes(),
@@ -109,7 +116,7 @@ def batch_of(task, num_rows=8, seed=0):
 
   def array(name, spec):
     shape, column = spec.shape, shares[:, None]
-    if name == 'image' or len(shape) == 4:
+    if name in ('image', 'audio') or len(shape) == 4:
       return rng.normal(size=shape)
     if name == 'weight':
       return rng.permutation(np.arange(num_rows) % 3 > 0)
@@ -168,7 +175,7 @@ class Bag(WithLogits, nnx.Module):
 
 
 class Pixels(nnx.Module):
-  """Class logits that are linear in the pixels."""
+  """Class logits that are linear in the pixels or features."""
 
   def __init__(self, rngs):
     self.classes = param(normal(1.0), (16, CLASSES), ('embed', 'classes'), rngs, kind='table')
@@ -179,7 +186,7 @@ class Pixels(nnx.Module):
 
 def model_of(task):
   """A model with which a step compiles quickly."""
-  if isinstance(task, ImageClassification):
+  if isinstance(task, ImageClassification | AudioClassification):
     return Pixels(nnx.Rngs(0))
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))
 

@@ -171,6 +171,7 @@ def exact_parts():
   sinkhorn = SinkhornAttention(8, num_heads=2, block=3, rngs=rngs)
   routing = RoutingAttention(8, num_heads=2, num_clusters=2, window=3, rngs=rngs)
   blocks = [a.reshape(2, 2, 3, 2, 4) for a in (q, k)]
+  router = TopK(8, 3, rngs=rngs)
 
   def delta_rule(q, k, v):
     return gated_delta_rule(q, k, v, -(rate**2), rate**2, segments, delta, chunk=4)[0]
@@ -189,7 +190,7 @@ def exact_parts():
     'random features': (FavorPlus(4, num_features=8, rngs=rngs).queries, q),
     'hashes': (hashes, heads, normal(6, 2, 4, 3, 5)),
     'clusters': (routing._similarity, heads),
-    'experts': (lambda x: TopK(8, 3, rngs=rngs).scores(x, Call(Tokens.row(x.shape[1]))), rows),
+    'experts': (lambda x: router.scores(x, Call(Tokens.row(x.shape[1]))), rows),
     'streams': (lambda x: streams(x, Result).x, normal(7, 2, 6, 3, 8)),
     'order of blocks': (
       lambda q, k: sinkhorn._block_scores(q, k, blocks[0][..., 0, 0] < 9, True),

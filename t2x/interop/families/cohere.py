@@ -57,6 +57,7 @@ COHERE = Family(
     'layer_norm_eps': positive(1e-5, 1.0),
     'logit_scale': positive(0.0625),
     'num_hidden_layers': Layers(40),
+    'rope_theta': positive(500000.0),
     'tie_word_embeddings': Only(True),
     'use_qk_norm': Bool(False),
   },

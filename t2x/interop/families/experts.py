@@ -101,6 +101,7 @@ MIXTRAL = Family(
     **sizes(num_experts_per_tok=2, num_key_value_heads=8, num_local_experts=8, vocab_size=32000),
     **only(0.0, 'router_jitter_noise'),
     'num_hidden_layers': Layers(32),
+    'rope_theta': positive(1e6),
     'rms_norm_eps': positive(1e-5, 1.0),
   },
   no_effect=NO_EFFECT,

@@ -112,8 +112,8 @@ class HeadNorms:
 
 
 def normalized(
-  x: Float[Array, 'batch length heads head_dim'], norm: Norm | None, joint: bool
-) -> Float[Array, 'batch length heads head_dim']:
+  x: Float[Array, '*rest heads head_dim'], norm: Norm | None, joint: bool
+) -> Float[Array, '*rest heads head_dim']:
   """Applies the norm of a projection; None: none."""
   if norm is None:
     return x
