@@ -143,9 +143,9 @@ def arrays(tensors, second):
 @pytest.mark.parametrize(
   ('length', 'second', 'separate', 'truncate'),
   [
-    (16, None, True, True),
+    pytest.param(16, None, True, True, marks=pytest.mark.nightly),
     (13, 'second', True, True),
-    (15, None, True, False),
+    pytest.param(15, None, True, False, marks=pytest.mark.nightly),
     (14, 'second', False, False),
   ],
 )

@@ -213,6 +213,7 @@ def test_memory_compressed_attention_equals_its_package(pattern, same):
   same(*MEMORY_COMPRESSED, inputs(20), theirs, lambda x: applied(ours, x, pattern=pattern)[0])
 
 
+@pytest.mark.nightly
 def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_of_its_package(
   assert_close,
 ):
