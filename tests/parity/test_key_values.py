@@ -3,6 +3,7 @@ as a whole."""
 
 import functools
 
+import deepseek_v3
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,23 +13,16 @@ from flax import nnx
 
 from t2x.layers import (
   DifferentialHeads,
-  Dropless,
   GatedMLP,
   LatentKeyValues,
-  LoadBias,
   LowRankQueries,
-  MixtureOfExperts,
   MultiHeadAttention,
-  Parallel,
   PreNorm,
   RMSNorm,
   RoPE,
   SharedValues,
   TokenEmbedding,
   Tokens,
-  TopK,
-  WithinGroups,
-  sigmoid,
 )
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack, Stages
@@ -194,47 +188,11 @@ def test_latent_attention_equals_deepseek_v2(low_rank, perturbed, compared):
   )
 
 
-EXPERTS, CHOSEN, GROUPS, BEST_GROUPS, EXPERT_HIDDEN, FACTOR = 8, 3, 4, 2, 12, 2.5
-
-
-def shared_and_routed(theirs, read):
-  gate, up = np.split(read(theirs.experts.gate_up_proj).swapaxes(1, 2), 2, axis=-1)
-  return {
-    **{f'shared.{n}': a for n, a in gated_mlp(theirs.shared_experts, read).items()},
-    'routed.expert.gate.kernel': gate,
-    'routed.expert.up.kernel': up,
-    'routed.expert.down.kernel': read(theirs.experts.down_proj).swapaxes(1, 2),
-    'routed.router.kernel': kernel_of(read)(theirs.gate),
-    'routed.router.bias.bias': read(theirs.gate.e_score_correction_bias),
-  }
-
-
 def store_load(gate, inputs, outputs):
   """Puts in the place of the bias's gradient, which it has not, what moves it: the choices of tokens."""
   chosen = outputs[-1][torch.tensor(SEGMENTS.astype(bool).reshape(-1))]
-  load = torch.bincount(chosen.reshape(-1), minlength=EXPERTS)
+  load = torch.bincount(chosen.reshape(-1), minlength=deepseek_v3.EXPERTS)
   gate.e_score_correction_bias.grad = load.float()
-
-
-def deepseek_v3_experts():
-  """Two shared experts, which are one layer of twice the width, and routed ones, chosen with a bias within groups."""
-  router = partial(
-    TopK,
-    k=CHOSEN,
-    scoring=sigmoid,
-    selection=WithinGroups(num_groups=GROUPS, num_chosen=BEST_GROUPS),
-    factor=FACTOR,
-    bias=LoadBias,
-  )
-  routed = partial(
-    MixtureOfExperts,
-    num_experts=EXPERTS,
-    expert=partial(GatedMLP, hidden_dim=EXPERT_HIDDEN),
-    router=router,
-    dispatch=Dropless(),
-  )
-  shared = partial(GatedMLP, hidden_dim=2 * EXPERT_HIDDEN)
-  return partial(Parallel, parts={'shared': shared, 'routed': routed})
 
 
 def test_deepseek_v3_equals_that_of_transformers(perturbed, compared):
@@ -243,15 +201,8 @@ def test_deepseek_v3_equals_that_of_transformers(perturbed, compared):
     vocab_size=VOCAB,
     hidden_size=WIDTH,
     intermediate_size=HIDDEN,
-    moe_intermediate_size=EXPERT_HIDDEN,
     num_hidden_layers=LAYERS,
     first_k_dense_replace=1,
-    n_routed_experts=EXPERTS,
-    n_shared_experts=2,
-    num_experts_per_tok=CHOSEN,
-    n_group=GROUPS,
-    topk_group=BEST_GROUPS,
-    routed_scaling_factor=FACTOR,
     num_attention_heads=HEADS,
     num_key_value_heads=HEADS,
     kv_lora_rank=RANK,
@@ -261,13 +212,13 @@ def test_deepseek_v3_equals_that_of_transformers(perturbed, compared):
     v_head_dim=VALUE,
     num_mtp_layers=0,
     attn_implementation='eager',
-    experts_implementation='eager',
+    **deepseek_v3.SETTINGS,
   )
   theirs = perturbed(transformers.DeepseekV3ForCausalLM(config), std=0.1)
   dense, *sparse = theirs.model.layers
   torch.manual_seed(0)
   for layer in sparse:
-    layer.mlp.gate.e_score_correction_bias.copy_(0.1 * torch.randn(EXPERTS))
+    layer.mlp.gate.e_score_correction_bias.copy_(0.1 * torch.randn(deepseek_v3.EXPERTS))
     layer.mlp.gate.register_forward_hook(store_load)
   mixer = {
     'head_dim': ROTATED + PLAIN,
@@ -278,10 +229,10 @@ def test_deepseek_v3_equals_that_of_transformers(perturbed, compared):
 
   def convert(theirs, read):
     first = stacked('body.stack.stages.0', [dense], read, latent_attention)
-    rest = stacked('body.stack.stages.1', sparse, read, latent_attention, shared_and_routed)
+    rest = stacked('body.stack.stages.1', sparse, read, latent_attention, deepseek_v3.in_t2x)
     return ends(theirs, read) | first | rest
 
-  ours = decoder(mixer, True, deepseek_v3_experts())
+  ours = decoder(mixer, True, deepseek_v3.experts())
   names = "DeepSeek-V3's experts", 'transformers DeepseekV3ForCausalLM'
   check_decoding(check(*names, theirs, ours, convert, compared))
 

@@ -69,6 +69,32 @@ def as_theirs(part):
   }
 
 
+def check(compare, ours, in_theirs, expected, alignments, gradients):
+  """Compares outputs, alignments and the gradients of all parameters, of the input and of the source.
+
+  Args:
+    compare: compares two arrays.
+    ours: our decoder.
+    in_theirs: converts the arrays of our decoder to theirs by name.
+    expected: their outputs.
+    alignments: their attention.
+    gradients: theirs by name.
+  """
+
+  @jax.jit
+  def weighted(part, x, states):
+    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
+    record = frozenset({'probabilities'})
+    result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
+    return (result.x * WEIGHTS).sum(), result
+
+  (own, dx, dsource), result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
+  compare(result.x, expected.detach().numpy())
+  compare(result.recorded['probabilities'][:, 0], alignments.detach().numpy())
+  for name, gradient in (in_theirs(own) | {'x': dx, 'source': dsource}).items():
+    compare(gradient, gradients[name].numpy(), of='gradients')
+
+
 def test_a_recurrent_decoder_equals_joeynmt(compared):
   ours = moved(RecurrentDecoder(WIDTH, rngs=nnx.Rngs(0)), scale=0.1)
   encoder = types.SimpleNamespace(output_size=WIDTH)
@@ -86,23 +112,11 @@ def test_a_recurrent_decoder_equals_joeynmt(compared):
   mask = torch.tensor(SEGMENTS[:, None] > 0)
   _, _, alignments, expected = theirs(x, states, last, mask, LENGTH)
   (expected * torch.tensor(WEIGHTS)).sum().backward()
-
-  @jax.jit
-  def weighted(part, x, states):
-    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
-    record = frozenset({'probabilities'})
-    result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
-    return (result.x * WEIGHTS).sum(), result
-
-  gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'recurrent decoder with attention', 'joeynmt RecurrentDecoder'
-  compared(system, reference, result.x, expected.detach().numpy())
-  recorded = result.recorded['probabilities'][:, 0]
-  compared(system, reference, recorded, alignments.detach().numpy())
-  found = as_theirs(gradients[0]) | {'x': gradients[1], 'source': gradients[2]}
   grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
-  for name, gradient in found.items():
-    compared(system, reference, gradient, grads[name].numpy(), of='gradients')
+  compare = functools.partial(
+    compared, 'recurrent decoder with attention', 'joeynmt RecurrentDecoder'
+  )
+  check(compare, ours, as_theirs, expected, alignments, grads)
 
 
 def by_state_before(cell, x, states, arrays):
@@ -261,20 +275,6 @@ def test_a_decoder_of_two_cells_equals_fairseq(compared):
   encoded = states.transpose(0, 1), last, last, torch.tensor(SEGMENTS.T == 0)
   expected, alignments = theirs.eval().extract_features(torch.zeros(3, LENGTH).long(), encoded)
   (expected * torch.tensor(WEIGHTS)).sum().backward()
-
-  @jax.jit
-  def weighted(part, x, states):
-    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
-    record = frozenset({'probabilities'})
-    result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
-    return (result.x * WEIGHTS).sum(), result
-
-  gradients, result = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'recurrent translation', 'fairseq 0.12.2 LSTMDecoder'
-  compared(system, reference, result.x, expected.detach().numpy())
-  recorded = result.recorded['probabilities'][:, 0]
-  compared(system, reference, recorded, alignments.detach().numpy())
-  found = as_fairseq(gradients[0]) | {'x': gradients[1], 'source': gradients[2]}
   grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
-  for name, gradient in found.items():
-    compared(system, reference, gradient, grads[name].numpy(), of='gradients')
+  compare = functools.partial(compared, 'recurrent translation', 'fairseq 0.12.2 LSTMDecoder')
+  check(compare, ours, as_fairseq, expected, alignments, grads)

@@ -49,9 +49,9 @@ class Recurrent(nnx.Module):
   `backward` begins with the last token of each segment, and their outputs are concatenated. Layers in sequence, as in
   PyTorch, have the wiring `Plain`; its `dropout_rate` is the dropout between layers. Residual layers have `NoNorm`.
 
-  Each segment starts with zeros, or with the state that `initial` computes from its source: the decoder of Sutskever et al.
-  2014 (https://arxiv.org/abs/1409.3215), which knows the source from one vector. Tokens must be in the order of their positions, and the tokens of a segment must be
-  contiguous except for padding, which leaves the state unchanged.
+  Each segment starts with zeros, or with the state that `initial` computes from its source: the decoder of Sutskever
+  et al. 2014 (https://arxiv.org/abs/1409.3215), which knows the source from one vector. Tokens must be in the order of
+  their positions, and the tokens of a segment must be contiguous except for padding, which leaves the state unchanged.
 
   Args:
     d_model: width of the input and output.
@@ -63,8 +63,8 @@ class Recurrent(nnx.Module):
     state_dropout: dropout of the output of the preceding token in the cell, with one mask per row, too.
 
   Raises:
-    UserError: the pattern is neither Full() nor Causal(), the width is odd with Full(), or there is `initial` with Full(); when called, the pattern is
-      not that of the body and block that the layer was built in.
+    UserError: the pattern is neither Full() nor Causal(), the width is odd with Full(), or there is `initial` with
+      Full(); when called, the pattern is not that of the body and block that the layer was built in.
   """
 
   implements = (Sublayer,)
