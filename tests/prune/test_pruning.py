@@ -37,19 +37,19 @@ def model_of(file, *settings):
   text = '\n'.join([*SIZE, *settings]) + '\n'
   files = [file, GinText(text, 'the sizes')]
   config = read_config(files)
-  model = config.build().complete_model()(rngs=nnx.Rngs(0))
-  blueprint = Blueprint(jax.eval_shape(lambda: model))
-  keys = jax.random.split(jax.random.key(1), len(blueprint.infos))
+  build, rng = config.build().complete_model(), np.random.default_rng(1)
+  blueprint = Blueprint(jax.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
   params = {
-    name: 0.3 * jax.random.normal(key, leaf.shape)
-    for key, (name, leaf) in zip(keys, blueprint.params(model).items(), strict=True)
+    name: jnp.asarray(rng.normal(scale=0.3, size=info.shape), jnp.float32)
+    for name, info in blueprint.infos.items()
   }
   return files, config, blueprint, params
 
 
+@jax.jit
 def logits(model):
   pair = (IDS, IDS[:, :5]) if model.spec.is_encoder_decoder else (IDS,)
-  return np.asarray(jax.jit(lambda m: m(*map(jnp.asarray, pair)).x)(model))
+  return model(*map(jnp.asarray, pair)).x
 
 
 @pytest.mark.parametrize('name', ['grouped', 'pair'])
