@@ -1,16 +1,14 @@
 """The bodies, embeddings and position encodings inside a model."""
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import PositionEncoding, Sublayer, Tokens
+from t2x.layers import PositionEncoding, Tokens
 from t2x.models import (
   Decoder,
   Encoder,
@@ -78,18 +76,6 @@ def class_logits(model: Any) -> Callable[[Array], Array] | None:
     # A text model.
     return lambda x: model.head.classify(x, jnp.ones(x.shape[:2], jnp.int32))
   return None
-
-
-def source_readers(model: nnx.Module, side: str) -> frozenset[str]:
-  """Returns the names of the sublayers of a side that attend to a source, such as 'cross' in `Block`."""
-  names = set()
-  for path, part in nnx.iter_modules(model):
-    # The name '' is not part of the names of recorded arrays.
-    name = '.'.join(str(key) for key in path if key != '')
-    match = re.match(rf'{side}\..*?\bblocks\.\d+\.(.+)', name)
-    if match and isinstance(part, Sublayer) and 'source' in part.reads:
-      names.add(match[1])
-  return frozenset(names)
 
 
 def records_attention(body: Encoder | Decoder) -> bool:

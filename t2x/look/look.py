@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 
 from t2x.data import Tokenizer
 from t2x.layers import Tokens
-from t2x.look.anatomy import Side, class_logits, records_attention, sides, source_readers
+from t2x.look.anatomy import Side, class_logits, records_attention, sides
 from t2x.look.attention import (
   Attention,
   Grid,
@@ -23,7 +23,7 @@ from t2x.look.inputs import Names, check_length, encoded, target_ids
 from t2x.look.lens import Lens, TokenLosses, logit_lens, masked_logits, token_losses
 from t2x.look.parameters import Neighbours, PositionVectors, neighbours, position_vectors
 from t2x.look.patterns import InteractionMatrix, matrices_of
-from t2x.tasks.inspection import Inspection, in_order
+from t2x.tasks.inspection import Inspection, in_order, source_readers
 
 __all__ = ['MAX_PATCHES', 'MAX_TOKENS', 'Look', 'look_at_image', 'look_at_pair', 'look_at_text']
 

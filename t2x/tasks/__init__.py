@@ -1,5 +1,6 @@
 """Learning tasks: model inputs from raw examples, losses, metrics and evaluators. One file per task."""
 
+from t2x.tasks.alignments import *
 from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *

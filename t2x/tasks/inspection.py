@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
-from t2x.layers import Tokens
+from t2x.layers import Sublayer, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import Output
 from t2x.tasks.prediction import on_devices
@@ -182,3 +183,15 @@ def in_order(recorded: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
 def as_list(texts: Texts) -> list[str]:
   """Returns a list of one or several texts."""
   return [texts] if isinstance(texts, str) else list(texts)
+
+
+def source_readers(model: nnx.Module, side: str) -> frozenset[str]:
+  """Returns the names of the sublayers of a side that attend to a source, such as 'cross' in `Block`."""
+  names = set()
+  for path, part in nnx.iter_modules(model):
+    # The name '' is not part of the names of recorded arrays.
+    name = '.'.join(str(key) for key in path if key != '')
+    match = re.match(rf'{side}\..*?\bblocks\.\d+\.(.+)', name)
+    if match and isinstance(part, Sublayer) and 'source' in part.reads:
+      names.add(match[1])
+  return frozenset(names)
