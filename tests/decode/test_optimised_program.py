@@ -115,7 +115,9 @@ def large_instructions(text, batch, copies):
   ('strategy', 'batch', 'copies', 'caches'),
   [
     ('Greedy()', 1, 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]),
-    ('Greedy()', 2, 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]),
+    pytest.param(
+      *('Greedy()', 2, 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]), marks=pytest.mark.nightly
+    ),
     # The beams share slots; their keys are transposed.
     ('Beam(2)', 2, 2, [(HEAD_DIM, 8 + 2 * (SLOTS - 8)), (8 + 2 * (SLOTS - 8), HEAD_DIM)]),
   ],

@@ -46,20 +46,26 @@ def padded_and_plain(head):
   return jax.tree.unflatten(structure, leaves), plain
 
 
-@pytest.mark.parametrize('head', [TiedHead, LMHead])
+STRATEGIES = {'greedy': Greedy(), 'sampling': Sampling(temperature=50.0), 'beam': Beam(width=4)}
+
+
 @pytest.mark.parametrize(
-  'strategy',
-  [Greedy(), Sampling(temperature=50.0), Beam(width=4)],
-  ids=['greedy', 'sampling', 'beam'],
+  ('head', 'name'),
+  [
+    *((TiedHead, name) for name in STRATEGIES),
+    (LMHead, 'greedy'),
+    pytest.param(LMHead, 'sampling', marks=pytest.mark.nightly),
+    pytest.param(LMHead, 'beam', marks=pytest.mark.nightly),
+  ],
 )
-def test_padding_is_never_generated(head, strategy):
+def test_padding_is_never_generated(head, name):
   tokens = [
     generate(
       model,
       np.arange(8, dtype=np.int32).reshape(4, 2),
       np.full(4, 2),
       max_new_tokens=8,
-      strategy=strategy,
+      strategy=STRATEGIES[name],
       eos_id=None,
       pad_id=0,
       key=jax.random.key(0),

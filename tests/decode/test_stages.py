@@ -97,7 +97,7 @@ def search(model, strategy, num_return, **source):
   return generate(model, PROMPTS, LENGTHS, strategy=strategy, **settings, **source)
 
 
-@pytest.mark.parametrize('copies', [2, 5])
+@pytest.mark.parametrize('copies', [2, pytest.param(5, marks=pytest.mark.nightly)])
 def test_beams_of_first_dense_layers_then_experts_equal_the_forward_pass(copies):
   """Two beams share the slots of their row, five have slots of their own."""
   model = dense_then_experts()

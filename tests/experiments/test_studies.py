@@ -33,12 +33,20 @@ SWEEPS = {
   'switches/sweep': (14, 5),
   'tokenizers/sweep': (7, 3),
 }
-# The variants of `more_causal_lm`, `deep` and `recall_sweep` in another model or task.
+# The variants of `causal_lm`, `more_causal_lm`, `deep` and `recall_sweep` in another model or task.
 NIGHTLY = {
+  'positions/masked_lm',
   'positions/more_masked_lm',
   'norm_and_warmup/deep_warmup',
   'long_range/pixels_sweep',
   'long_range/listops_sweep',
+}
+# Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
+NUMBERS = {
+  'vit_regularisation/sweep',
+  'attention_basics/heads',
+  'attention_basics/mask_rate',
+  'scaling/sweep',
 }
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
@@ -92,15 +100,17 @@ def test_the_pre_norm_sweep_reuses_trials():
   assert len(own) == 12 and arms.issuperset(own)
 
 
+def variants():
+  """The cases (sweep, variant), some of which are nightly."""
+  for name in SWEEPS:
+    names = list(sweep_of(name).variants)
+    for variant in names:
+      is_rare = name in NIGHTLY or (name in NUMBERS and variant not in (names[0], names[-1]))
+      yield pytest.param(name, variant, marks=[pytest.mark.nightly] if is_rare else [])
+
+
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
-@pytest.mark.parametrize(
-  ('name', 'variant'),
-  [
-    pytest.param(name, variant, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
-    for name in SWEEPS
-    for variant in sweep_of(name).variants
-  ],
-)
+@pytest.mark.parametrize(('name', 'variant'), variants())
 def test_every_variant_shapes(name, variant):
   arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)
   assert 'parameters' in check_experiment(read_config(arm.files, arm.bindings).build())

@@ -17,10 +17,10 @@ from flax import nnx
 
 from t2x import layers, models
 from t2x.base.text_table import text_table
-from t2x.experiments import read_config
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
+from tests.golden.parameters import shapes_of
 
 FILE = Path(__file__).with_suffix('.txt')
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -221,7 +221,7 @@ def part_rows() -> set[tuple[str, ...]]:
 def config_rows() -> dict[tuple[str, ...], str]:
   """Returns the rows of the models in configs/, and a config that has each."""
   files = sorted([*CONFIGS.glob('models/*.gin'), *CONFIGS.glob('runs/*.gin')])
-  return {row: file.name for file in files for row in rows(read_config([file]).build().shapes())}
+  return {row: file.name for file in files for row in rows(shapes_of(file))}
 
 
 def table() -> str:

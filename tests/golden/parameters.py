@@ -6,9 +6,11 @@
 A changed name or shape means that older checkpoints do not load.
 """
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.experiments import read_config
@@ -24,13 +26,18 @@ def configs() -> Iterator[Path]:
     yield from sorted((ROOT / folder).rglob('*.gin'))
 
 
+@functools.cache
+def shapes_of(file: Path) -> Any:
+  """Returns the model of a config with shapes as leaves."""
+  return read_config([file]).build().shapes()
+
+
 def listed() -> str:
   """Returns a line per parameter: name, shape, axes."""
   lines = []
   for file in configs():
     try:
-      experiment = read_config([file]).build()
-      infos = Blueprint(experiment.shapes()).infos.values()
+      infos = Blueprint(shapes_of(file)).infos.values()
     except UserError:
       continue
     lines.append(str(file.relative_to(ROOT)))

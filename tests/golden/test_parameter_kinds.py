@@ -2,7 +2,6 @@
 
 import inspect
 
-import pytest
 from flax import nnx
 
 from t2x import layers, models
@@ -29,11 +28,3 @@ def test_every_part_is_in_the_table():
     if inspect.isclass(value) and issubclass(value, nnx.Module)
   }
   assert exported - built == BASES
-
-
-@pytest.mark.slow
-def test_parameters_of_all_configs_are_in_the_table():
-  known = parameter_kinds.part_rows()
-  assert {
-    row: file for row, file in parameter_kinds.config_rows().items() if row not in known
-  } == {}

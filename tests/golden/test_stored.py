@@ -1,4 +1,5 @@
-"""Parameters have the stored names, shapes and axes, and a stored run of an earlier version loads and resumes."""
+"""Parameters have the stored names, shapes and axes, and the kinds of the reviewed table; a stored run of an earlier
+version loads and resumes."""
 
 import json
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 import t2x
 from t2x.cli import main
-from tests.golden import parameters
+from tests.golden import parameter_kinds, parameters
 
 # Muon and moving averages; 4 of 8 steps, made at version 4858856 with Python 3.11.
 ARCHIVE = Path(__file__).with_name('run.tar.gz')
@@ -34,6 +35,15 @@ def run(tmp_path):
 @pytest.mark.slow
 def test_names_shapes_and_axes_are_those_stored():
   assert parameters.listed() == parameters.FILE.read_text()
+
+
+# Here, because the models of all configs are those of the test above.
+@pytest.mark.slow
+def test_parameters_of_all_configs_are_in_the_table_of_kinds():
+  known = parameter_kinds.part_rows()
+  assert {
+    row: file for row, file in parameter_kinds.config_rows().items() if row not in known
+  } == {}
 
 
 def test_a_stored_run_computes_the_same_logits(run):

@@ -31,7 +31,9 @@ def logits(model):
   return lambda ids: forward(jnp.asarray(ids))
 
 
-@pytest.mark.parametrize('strategy', [Greedy(), Beam(3)], ids=str)
+@pytest.mark.parametrize(
+  'strategy', [pytest.param(Greedy(), marks=pytest.mark.nightly), Beam(3)], ids=str
+)
 def test_generated_tokens_have_the_probabilities_of_the_forward_pass(model, logits, strategy):
   settings = {'max_new_tokens': ROOM, 'eos_id': EOS, 'pad_id': PAD, 'strategy': strategy}
   inputs = {'source': jnp.asarray(SOURCE), 'source_tokens': SOURCE_TOKENS}

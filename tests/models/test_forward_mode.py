@@ -44,7 +44,14 @@ def losses(make):
   }
 
 
-@pytest.mark.parametrize('name', ['language model', 'encoder-decoder', 'vision transformer'])
+@pytest.mark.parametrize(
+  'name',
+  [
+    'language model',
+    pytest.param('encoder-decoder', marks=pytest.mark.nightly),
+    pytest.param('vision transformer', marks=pytest.mark.nightly),
+  ],
+)
 def test_forward_mode_derivatives_equal_gradients(make, name):
   build, loss = losses(make)[name]
   model, tangent = make.built(build), make.built(build, seed=1)

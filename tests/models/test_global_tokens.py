@@ -115,8 +115,16 @@ def attention_by_loop(mixer, encoding, x, present):
   return y
 
 
-@pytest.mark.parametrize('pattern', PATTERNS, ids=str)
-@pytest.mark.parametrize('kernel', [Dense(), Blockwise(4, 4)], ids=['dense', 'blockwise'])
+@pytest.mark.parametrize(
+  ('pattern', 'kernel'),
+  [
+    (PATTERNS[0], Dense()),
+    (PATTERNS[1], Blockwise(4, 4)),
+    pytest.param(PATTERNS[0], Blockwise(4, 4), marks=pytest.mark.nightly),
+    pytest.param(PATTERNS[1], Dense(), marks=pytest.mark.nightly),
+  ],
+  ids=str,
+)
 def test_attention_equals_a_loop(pattern, kernel, compared):
   model = build(pattern, kernel)
   ids, tokens = rows([13, 5], 13)

@@ -20,8 +20,15 @@ from t2x.layers import (
 from t2x.models import Decoder, Encoder
 
 
-@pytest.mark.parametrize('num_groups', [None, 1])
-@pytest.mark.parametrize('kernel', [None, Blockwise(4, 4)])
+@pytest.mark.parametrize(
+  ('kernel', 'num_groups'),
+  [
+    (None, None),
+    (Blockwise(4, 4), 1),
+    pytest.param(None, 1, marks=pytest.mark.nightly),
+    pytest.param(Blockwise(4, 4), None, marks=pytest.mark.nightly),
+  ],
+)
 def test_probabilities_of_each_layer_follow_its_pattern_and_sum_to_one(make, kernel, num_groups):
   blocks = [make.block(kernel), make.block(kernel, pattern=Window(2))]
   stack = make.stack(blocks, num_layers=4, num_groups=num_groups)

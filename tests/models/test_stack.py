@@ -55,7 +55,14 @@ def test_stacks_of_few_layers_are_unrolled_on_gpus(
   assert f'unroll={unroll}\n' in traced
 
 
-@pytest.mark.parametrize('remat', POLICIES)
+# tests/models/test_remat.py counts what each policy computes again.
+OFTEN = ('full', 'dots_no_batch+attention')
+
+
+@pytest.mark.parametrize(
+  'remat',
+  [pytest.param(n, marks=() if n in OFTEN else pytest.mark.nightly) for n in POLICIES],
+)
 def test_remat_changes_nothing(make, remat):
   blocks = [make.block(dropout_rate=0.2)]
 

@@ -104,7 +104,13 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize('name', ORDERS)
+# Of these, tests/models/test_orders.py checks the order of the sets with every commit.
+RARELY = ('sequence', 'in runs')
+
+
+@pytest.mark.parametrize(
+  'name', [pytest.param(n, marks=pytest.mark.nightly if n in RARELY else ()) for n in ORDERS]
+)
 def test_shared_layers_equal_a_loop_over_layers_of_pytorch(name, compared):
   """On packed rows with padding; gradients of a set are the sums over its uses."""
   num_blocks, settings, order = ORDERS[name]

@@ -50,7 +50,7 @@ def test_the_products_of_the_step_match_the_compiled_program(single):
   assert traced.flops == hlo.Program(compiled.as_text()).flops()
 
 
-@pytest.mark.parametrize('activation', ['gelu', 'relu'])
+@pytest.mark.parametrize('activation', ['gelu', pytest.param('relu', marks=pytest.mark.nightly)])
 def test_saved_activations_of_unrolled_layers_match_the_compiled_program(activation):
   """Arrays of all layers are live one by one, and the compiler repeats cheap operations in the backward pass."""
   settings = ['Stack.unroll=4', f'MLP.activation=@{activation}', 'Experiment.mesh=@Mesh()']

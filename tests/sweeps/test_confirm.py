@@ -76,7 +76,10 @@ def test_only_the_points_at_which_a_variant_is_a_candidate_run_again(sweep_file,
   assert stage.configs.keys() == {trial.folder for trial in stage.plan.trials}
 
 
-@pytest.mark.parametrize(('others', 'seeds', 'of_baseline'), [(8, 8, 20), (8, 20, 20), (3, 8, 8)])
+@pytest.mark.parametrize(
+  ('others', 'seeds', 'of_baseline'),
+  [(8, 8, 20), pytest.param(8, 20, 20, marks=pytest.mark.nightly), (3, 8, 8)],
+)
 def test_many_candidates_keep_the_seeds_of_the_baseline(
   sweep_file, tmp_path, others, seeds, of_baseline
 ):

@@ -50,7 +50,14 @@ def simulation():
   return module
 
 
-@pytest.mark.parametrize(('seeds', 'comparisons'), [(3, 1), (5, 4), (5, 7)])
+@pytest.mark.parametrize(
+  ('seeds', 'comparisons'),
+  [
+    pytest.param(3, 1, marks=pytest.mark.nightly),
+    (5, 4),
+    pytest.param(5, 7, marks=pytest.mark.nightly),
+  ],
+)
 def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(
   simulation, seeds, comparisons
 ):

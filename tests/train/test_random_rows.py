@@ -6,11 +6,14 @@ import pytest
 from loss_terms import assert_close, gradient
 from random_rows import EXPERIMENTS, batch_of_rows
 
+# With every commit, the contract `rows_are_independent` checks the dropout of single mixers, and
+# tests/models/test_reversible.py compares the keys of a reversible stack with those of its equations.
+RARELY = ('mixers', 'a reversible stack')
 
-# The contract `rows_are_independent` checks the dropout of single mixers with every commit.
+
 @pytest.mark.parametrize(
   'name',
-  [pytest.param(n, marks=pytest.mark.nightly if n == 'mixers' else ()) for n in EXPERIMENTS],
+  [pytest.param(n, marks=pytest.mark.nightly if n in RARELY else ()) for n in EXPERIMENTS],
 )
 def test_micro_batches_change_neither_the_loss_nor_the_gradient(name):
   """To float32 rounding: 5e-6 of the largest entry of each array, for sums in another order through 20 sublayers."""

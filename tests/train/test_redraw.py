@@ -108,12 +108,10 @@ def test_decoding_with_separate_layers_equals_the_forward_pass():
   x = jax.random.normal(jax.random.key(1), (2, 6, 16))
   expected = jax.jit(lambda body, x: body(x).x)(model.body, x)
   body, cache = model.body.unstacked(model.body.init_cache(2, 6, jnp.float32))
-  outputs = []
+  run, outputs = jax.jit(lambda body, x, tokens, cache: body(x, tokens=tokens, cache=cache)), []
   for i in range(6):
     tokens = Tokens(jnp.full((1, 1), i))
-    output = jax.jit(lambda body, x, tokens, cache: body(x, tokens=tokens, cache=cache))(
-      body, x[:, i : i + 1], tokens, cache
-    )
+    output = run(body, x[:, i : i + 1], tokens, cache)
     cache = output.cache
     outputs.append(output.x)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), expected, rtol=1e-5, atol=1e-5)

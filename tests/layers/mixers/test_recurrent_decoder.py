@@ -66,7 +66,9 @@ def log_probabilities(model, ids):
   return jnp.take_along_axis(logits, jnp.asarray(ids)[:, 1:, None], axis=2)[..., 0]
 
 
-@pytest.mark.parametrize('strategy', [Greedy(), Beam(3)], ids=str)
+@pytest.mark.parametrize(
+  'strategy', [pytest.param(Greedy(), marks=pytest.mark.nightly), Beam(3)], ids=str
+)
 def test_generated_tokens_have_the_probabilities_of_the_forward_pass(model, strategy):
   source_tokens = Tokens.row(7, segments=jnp.asarray(SEGMENTS))
   inputs = {'source': jnp.asarray(SOURCE), 'source_tokens': source_tokens}
