@@ -37,6 +37,7 @@ from t2x.data.sources.files import *
 from t2x.data.sources.held_out import *
 from t2x.data.sources.hub_dataset import *
 from t2x.data.sources.image_folder import *
+from t2x.data.sources.lists import *
 from t2x.data.sources.parquet import *
 from t2x.data.sources.rewriting import *
 from t2x.data.sources.subset import *

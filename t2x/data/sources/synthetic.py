@@ -1,4 +1,4 @@
-"""Sources for long sequences whose examples are computed: nested lists, recall and paths.
+"""Sources for long sequences whose examples are computed: nested lists, recall, copies and paths.
 
 They follow Long Range Arena (Tay et al. 2021, https://arxiv.org/abs/2011.04006). An example depends only on the settings, the
 split and its index.
@@ -20,6 +20,7 @@ from t2x.data.sources.base import BulkExamples, Example, Source, require_split
 
 __all__ = [
   'AssociativeRecall',
+  'Copying',
   'ListOps',
   'Pathfinder',
 ]
@@ -29,7 +30,7 @@ SIZES = {'train': 20000, 'validation': 1000, 'test': 1000}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Synthetic(Source):
-  """Base class; subclasses define `labels` and `example`.
+  """Base class; subclasses define `example`, and `labels` if the examples have a label.
 
   Attributes:
     examples: number of examples of each split.
@@ -41,8 +42,8 @@ class Synthetic(Source):
   )
   seed: Seed = 0
 
-  # The possible labels.
-  labels: ClassVar[Sequence[Any]]
+  # The possible labels; empty: the examples have none.
+  labels: ClassVar[Sequence[Any]] = ()
 
   @abc.abstractmethod
   def example(self, rng: np.random.Generator) -> Example:
@@ -159,15 +160,16 @@ class AssociativeRecall(Synthetic):
   Attributes:
     length: number of characters.
     num_pairs: number of pairs.
-    distance: number of characters between the pair to recall and the last character; further pairs are anywhere.
+    distance: number of characters between the pair to recall and the last character; further pairs are anywhere. None:
+      the pair to recall is anywhere, too.
   """
 
   length: Size = 256
   num_pairs: Annotated[int, Range('1 <= x <= 26')] = 8
-  distance: Size = 200
+  distance: Size | None = 200
 
   def __post_init__(self):
-    if self.distance + 3 > self.length:
+    if self.distance is not None and self.distance + 3 > self.length:
       raise UserError(
         f'AssociativeRecall.distance = {self.distance}: must be at most length - 3 = {self.length - 3}'
       )
@@ -184,14 +186,43 @@ class AssociativeRecall(Synthetic):
     letters = rng.permutation(26)[: self.num_pairs]
     digits = rng.integers(10, size=self.num_pairs)
     text = ['.'] * self.length
-    first = self.length - 3 - self.distance
     free = np.ones(self.length - 2, bool)  # Where a pair can begin.
     for i, (letter, digit) in enumerate(zip(letters, digits, strict=True)):
-      place = first if i == 0 else int(rng.choice(np.flatnonzero(free)))
+      if i == 0 and self.distance is not None:
+        place = self.length - 3 - self.distance
+      else:
+        place = int(rng.choice(np.flatnonzero(free)))
       free[max(place - 1, 0) : place + 2] = False
       text[place : place + 2] = chr(97 + letter), str(digit)
     text[-1] = chr(97 + letters[0])
     return {'text': ''.join(text), 'label': str(digits[0])}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Copying(Synthetic):
+  """Pairs whose `source` and `target` are the same random letters.
+
+  Attributes:
+    min_length: minimum number of letters.
+    max_length: maximum number of letters; all lengths are equally frequent.
+    num_letters: number of different letters.
+  """
+
+  min_length: Size = 10
+  max_length: Size = 100
+  num_letters: Annotated[int, Range('1 <= x <= 26')] = 26
+
+  def __post_init__(self):
+    if self.min_length > self.max_length:
+      raise UserError(
+        f'Copying.min_length = {self.min_length} is more than Copying.max_length = {self.max_length}'
+      )
+
+  def example(self, rng):
+    """Returns random letters twice."""
+    length = rng.integers(self.min_length, self.max_length + 1)
+    text = ''.join(chr(97 + letter) for letter in rng.integers(self.num_letters, size=length))
+    return {'source': text, 'target': text}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

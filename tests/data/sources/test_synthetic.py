@@ -8,7 +8,7 @@ import pytest
 from scipy import ndimage
 
 from t2x.base.errors import UserError
-from t2x.data import AssociativeRecall, Digits, ListOps, Pathfinder, PixelText
+from t2x.data import AssociativeRecall, Copying, Digits, ListOps, Pathfinder, PixelText
 
 SMALL = {'train': 40, 'test': 20}
 
@@ -52,6 +52,22 @@ def test_recall_looks_up_a_pair_at_the_distance():
     assert len(text) == 64 and len(pairs) == 7 and len({pair[0] for pair in pairs}) == 7
     assert text[64 - 3 - 50 :][:2] == text[-1] + example['label']
     assert dict(pairs)[text[-1]] == example['label']
+
+
+def test_recall_without_a_distance_looks_up_a_pair_anywhere():
+  source = AssociativeRecall(examples=SMALL, length=64, num_pairs=7, distance=None)
+  examples = [*source.load('train')]
+  assert all(
+    dict(re.findall(r'([a-z])(\d)', e['text']))[e['text'][-1]] == e['label'] for e in examples
+  )
+  assert len({e['text'].index(e['text'][-1]) for e in examples}) > 15
+
+
+def test_copies_have_letters_and_lengths_in_range():
+  examples = [*Copying(examples=SMALL, min_length=3, max_length=5, num_letters=4).load('train')]
+  assert all(example['source'] == example['target'] for example in examples)
+  assert {len(example['source']) for example in examples} == {3, 4, 5}
+  assert {letter for example in examples for letter in example['source']} == set('abcd')
 
 
 def connected(image):
@@ -109,6 +125,7 @@ def test_examples_depend_only_on_seed_split_and_index(source):
   ('build', 'message'),
   [
     (lambda: ListOps(min_length=9, max_length=8), r'ListOps.min_length = 9 is more than'),
+    (lambda: Copying(min_length=9, max_length=8), r'Copying.min_length = 9 is more than'),
     (lambda: ListOps(max_arguments=1), r'ListOps.max_arguments = 1: must be at least 2'),
     (
       lambda: ListOps(max_depth=1, min_length=400, max_arguments=3).load('train')[0],
