@@ -1,6 +1,7 @@
 """The command `t2x look`."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--target', metavar='TEXT', help="target of an encoder-decoder (default: the run's output)"
+  )
+  parser.add_argument(
+    '--rows',
+    type=count,
+    metavar='N',
+    help='also draw the load of the experts for N rows of each task of a mixture, from the evaluation split',
   )
   parser.add_argument(
     '--max-tokens', type=count, metavar='N', help='maximum length (default: 128; images: 256)'
@@ -71,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     )
   else:
     look = _image(args, loaded, settings, facts)
+  if args.rows is not None:
+    look = _with_rows(look, loaded, args.rows)
   with output_file('--out', out) as file:
     file.write(page(look, f'Inside {Path(args.run).name}', facts))
   print(out)
@@ -112,6 +121,24 @@ def _text(
     if not target:
       raise UserError('the run generates an empty output: give a --target')
   return look_at_pair(loaded.model, loaded.tokenizer, text, target, **settings)
+
+
+def _with_rows(look: 'Look', loaded: 'Loaded', num_rows: int) -> 'Look':
+  """Adds the load of the experts for rows of the evaluation split."""
+  from t2x.look import load_of_rows
+
+  if not look.loads:
+    raise UserError(
+      '--rows has no effect: no layer of the model records the load of experts; remove it'
+    )
+  task, inference = loaded.task, loaded.inference
+  rows = {
+    name: inference.rows(task.split_of(part, task.eval_split), part)
+    for name, part in task.parts.items()
+  }
+  of_rows = load_of_rows(loaded.model, task, rows, num_rows, inference.batch_size)
+  loads = tuple(own.joined(other) for own, other in zip(look.loads, of_rows, strict=True))
+  return dataclasses.replace(look, loads=loads)
 
 
 def _class_names(loaded: 'Loaded') -> Sequence[str]:

@@ -248,16 +248,33 @@ function mapsSection() {
   return () => draws.forEach((draw) => draw());
 }
 
+/** A heat map of each layer whose colours have one scale, and its legend. */
+function loadsSection() {
+  if (!data.loads.length) return () => {};
+  const most = Math.max(...data.loads.map((load) => load.high[0]));
+  const [box, bar] = [html('div', { class: 'maps' }), html('canvas', { class: 'ramp', role: 'img', 'aria-label': 'legend' })];
+  section('Load of the experts', html('p', { class: 'caption' }, 'Share of the choices of the tokens of a group (rows) that each expert (columns) receives, dropped ones included.'),
+    html('p', { class: 'caption scale' }, '0', bar, `${short(most, 3)} of the group`), box);
+  const draws = data.loads.map((load) => {
+    const [, rows, columns] = load.shape;
+    const figure = html('div', { class: 'figure' });
+    box.append(html('div', { class: 'map wide' }, html('h3', {}, capital(load.name)), figure, html('p', { class: 'caption' }, `Equal load: ${short(1 / columns, 3)}`)));
+    return () => heatMap(figure, { rows, columns, value: (group, expert) => load.value(0, group, expert), low: 0, high: most, queries: load.groups, keys: Array.from({ length: columns }, (_, i) => `expert ${i}`), text: `load of the experts of ${load.name}` });
+  });
+  return () => { paint(bar, 1, 100, (_, i) => i, 0, 99); draws.forEach((draw) => draw()); };
+}
+
 (async () => {
   for (const [name, value] of data.facts) byId('versions').append(html('dt', {}, name), html('dd', {}, value));
   for (const note of data.notes) byId('notes').append(html('p', {}, note));
-  await Promise.all([...data.attention.flatMap((one) => one.layers), ...data.maps, ...(data.pixels ? [data.pixels] : [])].map(unpack));
+  await Promise.all([...data.attention.flatMap((one) => one.layers), ...data.maps, ...data.loads, ...(data.pixels ? [data.pixels] : [])].map(unpack));
   const draws = data.attention.map(attentionSection);
   if (data.lens) lensSection(data.lens);
   otherSections();
-  draws.push(mapsSection());
+  const late = [loadsSection(), mapsSection()];
+  draws.push(...late);
   const all = () => draws.forEach((draw) => draw());
-  draws[draws.length - 1]();
+  late.forEach((draw) => draw());
   redrawOnResize(all);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', all);
   document.body.dataset.ready = 'true';

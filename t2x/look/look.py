@@ -21,6 +21,7 @@ from t2x.look.attention import (
 )
 from t2x.look.inputs import Names, check_length, encoded, target_ids
 from t2x.look.lens import Lens, TokenLosses, logit_lens, masked_logits, token_losses
+from t2x.look.loads import LOAD, ExpertLoad, load_of_input, records_load
 from t2x.look.parameters import Neighbours, PositionVectors, neighbours, position_vectors
 from t2x.look.patterns import InteractionMatrix, matrices_of
 from t2x.tasks.inspection import Inspection, in_order, source_readers
@@ -44,6 +45,7 @@ class Look:
     neighbours: nearest neighbours of the tokens of the input, for each embedding table.
     positions: vectors that position encodings add to embedded tokens.
     matrices: interaction matrix of each attention pattern.
+    loads: load of the experts of each layer that has them.
     pixels: the image; None for texts.
     notes: what is missing, and why.
   """
@@ -54,6 +56,7 @@ class Look:
   neighbours: tuple[Neighbours, ...] = ()
   positions: tuple[PositionVectors, ...] = ()
   matrices: tuple[InteractionMatrix, ...] = ()
+  loads: tuple[ExpertLoad, ...] = ()
   pixels: UInt8[np.ndarray, 'height width channels'] | None = None
   notes: tuple[str, ...] = ()
 
@@ -106,6 +109,7 @@ def look_at_text(
     _present(neighbours('', part.embedding, ids, names.token) for part in parts.values()),
     _positions(parts, {'': ids}),
     _matrices(parts),
+    load_of_input(model, recorded),
     notes=tuple(notes),
   )
 
@@ -167,6 +171,7 @@ def look_at_pair(
     _present(tables),
     _positions(parts, {'encoder': ids, 'decoder': read}),
     _matrices(parts),
+    load_of_input(model, recorded),
     notes=tuple(notes),
   )
 
@@ -210,6 +215,7 @@ def look_at_image(
     lens,
     positions=_positions(parts, {'': image}),
     matrices=_matrices(parts, row),
+    loads=load_of_input(model, recorded),
     pixels=pixels,
     notes=tuple(notes),
   )
@@ -237,6 +243,8 @@ def _outputs(
   if not any(records_attention(part.body) for part in parts.values()):
     record = {'hidden'}
     notes.append('No attention maps: the layers have no attention probabilities.')
+  if records_load(inspection.model):
+    record |= LOAD
   return inspection.outputs(inputs, targets, frozenset(record))
 
 

@@ -68,6 +68,10 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
       for table in look.neighbours
     ],
     'maps': [{'title': title, **_packed(values[None])} for title, values in maps(look)],
+    'loads': [
+      {'name': load.name, 'groups': _texts(load.groups), **_packed(load.shares[None])}
+      for load in look.loads
+    ],
     'pixels': None if look.pixels is None else _packed(np.moveaxis(look.pixels, -1, 0) / 255.0),
   }
 

@@ -23,7 +23,7 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   """Writes the pictures of a page as PNG files and returns their paths.
 
   The files are `alignment.png` (cross-attention, mean over heads of each layer), `NAME_layer_N.png` (all heads of
-  a layer) and `maps.png` (positions and patterns).
+  a layer), `experts.png` (load of the experts of each layer) and `maps.png` (positions and patterns).
 
   Args:
     look: what to draw.
@@ -51,6 +51,10 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
         paths.append(_write(path, heads, _overlay(look.pixels, attention.grid)))
       else:
         paths.append(_write(path, heads, _labels(attention)))
+  if look.loads:
+    most = max(float(load.shares.max()) for load in look.loads)
+    panels = [(f'experts, {load.name}', load.shares) for load in look.loads]
+    paths.append(_write(folder / 'experts.png', panels, _loads(look.loads[0].groups, most)))
   if panels := maps(look):
     paths.append(_write(folder / 'maps.png', panels))
   return paths
@@ -121,6 +125,24 @@ def _labels(attention: Attention) -> Callable[[Any, np.ndarray], None]:
         # A dollar sign would start a formula.
         texts = [printable(label).replace('$', r'\$') for label in labels]
         axis.set_ticks(range(len(labels)), texts, rotation=rotation)
+
+  return draw
+
+
+def _loads(groups: Sequence[str], most: float) -> Callable[[Any, np.ndarray], None]:
+  """Returns a function that draws the load of the experts of each group, with a legend up to `most`."""
+
+  def draw(axes, values):
+    image = axes.imshow(values, cmap='Blues', vmin=0, vmax=most, aspect='auto')
+    if len(groups) <= _MAX_LABELS:
+      axes.set_yticks(range(len(groups)), [printable(g).replace('$', r'\$') for g in groups])
+    axes.set_xlabel('expert', fontsize='x-small')
+    axes.tick_params(labelsize='x-small')
+    equal = 1 / values.shape[1]
+    legend = axes.figure.colorbar(image, ax=axes, location='bottom')
+    legend.set_label(f'share of the choices (equal: {equal:.3g})', fontsize='x-small')
+    legend.ax.axvline(equal, color='black')
+    legend.ax.tick_params(labelsize='x-small')
 
   return draw
 

@@ -102,6 +102,7 @@ def test_bad_requests_are_refused_in_one_line(run, short_runs, t2x, tmp_path):
     (run, ('--prompt', ''), 'the text is empty: give one with --prompt or --input'),
     (run, ('--input', ''), 'cannot be read'),
     (run, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
+    (run, ('--prompt', 'a', '--rows', 2), '--rows has no effect'),
     (images, ('--prompt', 'a'), '--input FILE_OR_INDEX'),
     (images, ('--input', image), 'the image is (9, 9, 1), but the model reads (8, 8, 1)'),
     (images, ('--input', 100000), 'examples, from 0'),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t2x.look import Attention, Grid, Look
+from t2x.look import Attention, ExpertLoad, Grid, Look
 from t2x.look.attention import cross_statistics, grid_statistics
 
 
@@ -31,3 +31,11 @@ def look():
     ),
     pixels=np.arange(16, dtype=np.uint8).reshape(4, 4, 1) * 16,
   )
+
+
+@pytest.fixture
+def loads():
+  """The load of three experts of two layers, by two groups."""
+  shares = np.array([[0.5, 0.25, 0.25], [0, 0.75, 0.25]], np.float32)
+  names = ('layer 2', 'layer 4')
+  return tuple(ExpertLoad(name, ('en$', '</script>'), shares) for name in names)

@@ -3,6 +3,7 @@
 import pytest
 from browsing import NEEDS_CHROMIUM, browser, open_page  # noqa: F401 (fixtures)
 
+from t2x.look import Look
 from t2x.look.page import page
 
 pytestmark = NEEDS_CHROMIUM
@@ -14,6 +15,18 @@ def visit(open_page, look, tmp_path):  # noqa: F811
   path = tmp_path / 'look.html'
   path.write_text(page(look, 'x', {}), 'utf-8')
   return lambda *args: open_page(path, 'body[data-ready]', *args)
+
+
+def test_hovering_shows_the_share_of_an_expert(open_page, loads, tmp_path):  # noqa: F811
+  path = tmp_path / 'loads.html'
+  path.write_text(page(Look(loads=loads), 'x', {}), 'utf-8')
+  section = open_page(path, 'body[data-ready]').locator('section')
+  assert section.locator('h3').all_inner_texts() == ['Layer 2', 'Layer 4']
+  assert '0.75 of the group' in section.locator('.scale').inner_text()
+  figure = section.locator('.figure').nth(1)
+  # The last row, the second of three columns.
+  shown = tooltip(section.page, figure, 0.7, 0.95)
+  assert shown == ['</script> \u2192 expert 1', '0.75']
 
 
 def tooltip(page, figure, x, y):

@@ -2,10 +2,12 @@
 
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from t2x.base.errors import UserError
+from t2x.look import Look
 from t2x.look.pictures import write_pictures
 
 
@@ -26,6 +28,20 @@ def test_the_weights_of_the_class_token_are_drawn_over_the_picture(look, tmp_pat
   ]
   # Red above blue only where the class token looks: the others are grey.
   assert [red - blue > 50 for red, _, blue in corners] == [True, False, False, False]
+
+
+def test_the_load_of_experts_is_one_file_with_its_legend(loads, tmp_path):
+  (path,) = write_pictures(Look(loads=loads), tmp_path)
+  assert path.name == 'experts.png'
+  picture = np.asarray(Image.open(path).convert('RGB')).astype(int)
+  # Both layers and both legends have the colour of the largest share.
+  darkest = (picture == picture.reshape(-1, 3)[_blue(picture).argmax()]).all(axis=-1)
+  columns = np.flatnonzero(darkest.any(axis=0))
+  assert columns.min() < picture.shape[1] / 2 < columns.max()
+
+
+def _blue(picture):
+  return (picture[..., 2] - picture[..., 0]).reshape(-1)
 
 
 def test_without_matplotlib_the_error_names_the_extra(look, tmp_path, monkeypatch):
