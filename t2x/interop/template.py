@@ -228,9 +228,11 @@ def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
       argument = f'{name}.{parameter}'
       value = ARGUMENTS.get(argument, operator.attrgetter(parameter))(part)
       yield f'{selector}.{parameter}', text, value
-      values = value if isinstance(value, nnx.List) else [value]
+      values = value if isinstance(value, nnx.List | tuple) else [value]
       # A placeholder has no reference in the template: use the class in the model.
       names = re.findall(r'@([\w/]+)', text) or [type(value).__name__ for value in values]
+      if text.startswith('[') and len(names) != len(values):
+        raise AttributeError(f'{argument} has {len(values)} parts, not {len(names)}')
       for inner, value in zip(names, values, strict=False):
         yield from visit('/'.join([*scopes, inner]), value)
 

@@ -1,6 +1,6 @@
 """The config.json of released models, written by transformers of many versions, is read.
 
-That of Command R has the defaults of transformers' CohereConfig and was not compared with the released file.
+Those of Command R and Switch have the defaults of transformers and were not compared with the released files.
 """
 
 import json

@@ -91,6 +91,31 @@ def test_t5_v1_1(agree):
   agree('T5 v1.1', make, theirs, ours)
 
 
+def test_switch_transformers(agree, gradients):
+  """Three slots per expert: of rows of eleven and nine tokens some are dropped."""
+  config = transformers.SwitchTransformersConfig(
+    vocab_size=50,
+    d_model=24,
+    d_kv=8,
+    d_ff=40,
+    expert_capacity=3,
+    num_layers=2,
+    num_sparse_encoder_layers=1,
+    num_decoder_layers=3,
+    num_sparse_decoder_layers=3,
+    num_heads=4,
+    num_experts=4,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=10,
+    attn_implementation='eager',
+  )
+  name, family = 'Switch Transformers', transformers.SwitchTransformersForConditionalGeneration
+  model, mine = agree(name, lambda: family(config), theirs, ours)
+  gradients(name, model, mine, theirs_loss, ours_loss)
+  blocks = [mine.encoder.stack.blocks[1], mine.decoder.stack.blocks[0]]
+  assert [block.feed_forward.dispatch.slots for block in blocks] == [3, 3]
+
+
 # Sizes of BART-like models, different for encoder and decoder.
 SIZES = {
   'd_model': 24,

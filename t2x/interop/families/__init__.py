@@ -11,6 +11,7 @@ from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, 
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
+from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import VIT
 from t2x.interop.families.xlm import XLM
@@ -31,7 +32,7 @@ ALL: tuple[Family, ...] = (
   GPT_NEOX,
   LLAMA,
 )
-ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, T5, VIT, XLM)
+ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, SWITCH, T5, VIT, XLM)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 

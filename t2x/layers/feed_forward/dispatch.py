@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Positive
+from t2x.base.ranges import Positive, Size
 from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, map_shards, mesh_axes, num_parts
 from t2x.layers.counting import used_rows
@@ -118,8 +118,8 @@ class Dispatch(Protocol):
 class Capacity(Dispatch):
   """Gives each expert the same number of slots in each row (https://arxiv.org/abs/2006.16668).
 
-  An expert processes at most factor * choices * length / num_experts tokens of a row, rounded up. Tokens take slots
-  in the order of the row, each with all of its choices before the next token, so that later tokens change no
+  An expert processes at most factor * choices * length / num_experts tokens of a row, rounded up, or a fixed number of
+  tokens. Tokens take slots in the order of the row, each with all of its choices before the next token, so that later tokens change no
   earlier ones. A choice without a slot is dropped: it adds 0, and only the residual stream carries the token.
   Examples packed into a row share its slots. In generation the number of slots follows from the length of each
   call, so that a single new token is never dropped; with factor >= num_experts / choices nothing is dropped.
@@ -127,19 +127,29 @@ class Capacity(Dispatch):
   Returns the metric 'dropped_tokens', the fraction of choices that were dropped.
 
   Attributes:
-    factor: slots of an expert relative to choices * length / num_experts.
+    factor: slots of an expert relative to choices * length / num_experts; None: `slots` is set.
+    slots: slots of an expert in a row of any length, as in transformers' Switch Transformers; None: `factor` is set.
   """
 
-  factor: Positive = 1.25
+  factor: Positive | None = 1.25
+  slots: Size | None = None
   is_causal: ClassVar[bool] = True
+
+  def __post_init__(self):
+    if (self.factor is None) == (self.slots is None):
+      name = type(self).__name__
+      raise UserError(
+        f'{name}.factor = {self.factor} and {name}.slots = {self.slots} both set the number of slots, or neither does: '
+        'set one of them, and the other one to None'
+      )
 
   def __call__(self, experts, x, routing):
     (batch, length, width), k = x.shape, routing.expert.shape[-1]
     num_experts, choices = experts.num_experts, routing.expert.reshape(batch, length * k)
-    num_slots = capacity(self.factor, length * k, length, num_experts)
+    num_slots = self.num_slots(length * k, length, num_experts)
     # Devices that split a row have the same number of slots, of which some are never occupied.
     size = -(-num_slots // num_parts('slots')) * num_parts('slots')
-    slot = self.slots(routing.expert, num_experts, num_slots, size)
+    slot = self.assigned(routing.expert, num_experts, num_slots, size)
     choice = inverse(slot, num_experts * size)
     # The token of no choice is out of range.
     h = take_rows(x, choice // k).reshape(batch, num_experts, size, width)
@@ -153,7 +163,14 @@ class Capacity(Dispatch):
     counts = (dropped.sum(dtype=jnp.float32), chosen.sum(dtype=jnp.float32))
     return y, aux + Aux(metrics={'dropped_tokens': counts})
 
-  def slots(
+  def num_slots(self, num_choices: int, length: int, num_experts: int) -> int:
+    """Returns the slots of an expert in a row of `length` tokens, which an expert receives at most once each."""
+    if self.factor is None:
+      assert self.slots is not None
+      return min(length, self.slots)
+    return min(length, math.ceil(self.factor * num_choices / num_experts))
+
+  def assigned(
     self, expert: Int[Array, 'batch length choices'], num_experts: int, num_slots: int, size: int
   ) -> Int[Array, 'batch length*choices']:
     """Returns the slot of each choice, those of a token in succession; see the function `slots`."""
@@ -166,15 +183,10 @@ class CapacityByChoice(Capacity):
 
   is_causal = False
 
-  def slots(self, expert, num_experts, num_slots, size):
+  def assigned(self, expert, num_experts, num_slots, size):
     batch, length, k = expert.shape
-    slot = super().slots(expert.swapaxes(1, 2), num_experts, num_slots, size)
+    slot = super().assigned(expert.swapaxes(1, 2), num_experts, num_slots, size)
     return slot.reshape(batch, k, length).swapaxes(1, 2).reshape(batch, -1)
-
-
-def capacity(factor: float, num_choices: int, length: int, num_experts: int) -> int:
-  """Returns the slots of an expert in a row of `length` tokens, which an expert receives at most once each."""
-  return min(length, math.ceil(factor * num_choices / num_experts))
 
 
 def slots(
@@ -215,12 +227,21 @@ class Dropless(Dispatch):
 
   The choices are sorted by expert, and the products of `Linear` multiply each of them with the kernel of its expert
   (see `t2x.layers.grouped`; an expert that computes with its parameters in another way is slow). Devices that split
-  the experts each gather the vectors of all of these devices, apply their own experts, and return sums. They have
-  room for the case that all choices are theirs.
+  the experts each gather the vectors of all of these devices, apply their own experts, and return sums. Without `room`
+  they have places for the case that all choices are theirs.
+
+  With `room` an expert processes at most room * choices / num_experts of the choices of the rows that the devices with
+  different experts share, rounded up; without such devices, of the batch. The choices take places in the order of the
+  rows, each row in its own order, and those without a place add 0, as in `Capacity`. A call with one token per row, as in
+  generation, has places for all. Returns the metric 'dropped_tokens', the fraction of choices without a place.
 
   An auxiliary loss of the experts is shared equally by the rows of the batch.
+
+  Attributes:
+    room: places of an expert relative to the mean, which bounds the memory of a device; None: nothing is dropped.
   """
 
+  room: Positive | None = None
   is_causal: ClassVar[bool] = True
 
   def __call__(self, experts, x, routing):
@@ -232,15 +253,22 @@ class Dropless(Dispatch):
     batch, number = len(x), experts.num_experts
     devices = num_parts('batch') * num_parts('length') // num_parts('experts')
     block = block_size(routing.expert.size / devices / number)
-    arrange = functools.partial(_arrange, number, block)
+    room = None if x.shape[1] == 1 else self.room
+    arrange = functools.partial(_arrange, number, block, room)
     sizes, part, choice, place = _on_devices(arrange, routing.expert)
-    groups = Groups(sizes, part[..., 0], block, 1 / num_parts('experts'))
+    # The places of a device relative to the mean number of its choices.
+    places = num_parts('experts') if room is None else min(num_parts('experts'), max(1.0, room))
+    groups = Groups(sizes, part[..., 0], block, 1 / places)
     h = _on_devices(_to_places, x, choice, place)
     keys = _keys(named_key(experts.call.key, 'expert'), x.shape, groups.part, choice, place)
     y, aux = experts.of_rows(h, groups, keys)
     y = _on_devices(_to_tokens, y, routing.weight, choice, place)
     losses = {name: jnp.full(batch, loss.sum() / batch) for name, loss in aux.losses.items()}
-    return y, Aux(losses, aux.metrics)
+    metrics = dict(aux.metrics)
+    if self.room is not None:
+      chosen, placed = ((index < number).sum(dtype=jnp.float32) for index in (routing.expert, part))
+      metrics['dropped_tokens'] = (chosen - placed, chosen)
+    return y, Aux(losses, metrics)
 
 
 def _on_devices(function: Callable[..., Any], *arrays: Array) -> Any:
@@ -257,7 +285,7 @@ def _gathered(x: Shaped[Array, 'batch length size']) -> Shaped[Array, 'tokens si
 
 
 def _arrange(
-  num_experts: int, block: int, expert: Int[Array, 'batch length choices']
+  num_experts: int, block: int, room: float | None, expert: Int[Array, 'batch length choices']
 ) -> tuple[Array, Array, Array, Array]:
   """Assigns places to the choices of the experts of a device, sorted by expert.
 
@@ -268,7 +296,11 @@ def _arrange(
   """
   expert = _gathered(expert)
   num_choices, num_own = expert.size, num_experts // num_parts('experts')
+  most = (
+    num_choices if room is None else min(num_choices, math.ceil(room * num_choices / num_experts))
+  )
   num_places = (num_choices + num_own * (block - 1)) // block * block
+  num_places = min(num_places, num_own * -(-most // block) * block)
   names = mesh_axes('experts')
   first = jax.lax.axis_index(names) * num_own if names else 0
   own = expert.reshape(num_choices) - first
@@ -276,11 +308,12 @@ def _arrange(
   order = jnp.argsort(own, stable=True)
   # The number of choices before each expert, and before none.
   before = jnp.searchsorted(own[order], jnp.arange(num_own + 1))
-  counts = before[1:] - before[:-1]
+  counts = jnp.minimum(before[1:] - before[:-1], most)
   sizes = -(-counts // block) * block
   ends = jnp.cumsum(sizes)
-  skipped = jnp.append(ends - sizes - before[:-1], num_places)
-  sorted_place = jnp.arange(num_choices) + skipped[own[order]]
+  rank = jnp.arange(num_choices) - before[own[order]]
+  first_place = jnp.append(ends - sizes, num_places)
+  sorted_place = jnp.where(rank < most, first_place[own[order]] + rank, num_places)
   choice = jnp.full(num_places, num_choices).at[sorted_place].set(order, mode='drop')
   place = jnp.zeros(num_choices, sorted_place.dtype).at[order].set(sorted_place)
   place = jnp.minimum(place, num_places).reshape(1, *expert.shape)

@@ -1,6 +1,7 @@
 """Dropless: against all experts computed for all tokens, and its products against `jax.lax.ragged_dot`."""
 
 import functools
+import math
 import types
 
 import jax
@@ -129,6 +130,32 @@ def test_the_output_and_the_gradients_equal_those_of_all_experts(expert, plain):
   assert_equal(
     value_and_gradients(own, part, x), value_and_gradients(of_all_experts, part, x), 2e-6
   )
+
+
+def test_with_room_the_first_choices_of_each_expert_in_the_batch_have_places():
+  """Outputs, gradients and the metric, where the choices without a place have the weight 0."""
+  part, x = mixture('biases and a norm', dispatch=Dropless(room=0.7)), inputs()
+  expert = np.array(part.router(x, call()).expert)
+  places, is_token = math.ceil(0.7 * expert.size / EXPERTS), np.array(SEGMENTS) != 0
+  used, count = np.zeros(expert.shape), np.zeros(EXPERTS, int)
+  for place in np.ndindex(expert.shape):
+    if is_token[place[:2]] and count[expert[place]] < places:
+      used[place], count[expert[place]] = 1, count[expert[place]] + 1
+
+  def with_places(part, x):
+    routing = part.router(x, call())
+    weight = jax.nn.one_hot(routing.expert, EXPERTS) * (routing.weight * used)[..., None]
+    experts = [jax.tree.map(lambda a, i=i: a[i], part.expert) for i in range(EXPERTS)]
+    ys = jnp.stack([e(x, call([[1] * LENGTH] * BATCH)).x for e in experts], axis=2)
+    return (weight.sum(axis=2)[..., None] * ys).sum(axis=2)
+
+  results = [value_and_gradients(f, part, x) for f in (lambda p, x: p(x, call()).x, with_places)]
+  assert_equal(*results, 2e-6)
+  dropped, chosen = part(x, call()).aux.metrics['dropped_tokens']
+  assert (dropped, chosen) == (2 * is_token.sum() - used.sum(), 2 * is_token.sum())
+  assert dropped > 0
+  one = part(x[:, :1], Call(Tokens.row(1))).aux.metrics['dropped_tokens']
+  assert one == (0, 2 * BATCH)
 
 
 def test_a_capacity_that_drops_nothing_gives_the_same():

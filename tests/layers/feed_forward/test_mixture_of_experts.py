@@ -367,3 +367,11 @@ def test_settings_and_parts_without_effect_are_refused(settings, message):
       rngs=nnx.Rngs(0),
       **{'expert': functools.partial(MLP, hidden_dim=8), **settings},
     )
+
+
+def test_the_slots_follow_from_the_factor_or_are_a_number():
+  numbers = [Capacity(factor=0.8), Capacity(factor=None, slots=3), Capacity(factor=None, slots=30)]
+  assert [dispatch.num_slots(24, 12, 4) for dispatch in numbers] == [5, 3, 12]
+  for settings in ({'slots': 3}, {'factor': None}):
+    with pytest.raises(UserError, match='set one of them, and the other one to None'):
+      Capacity(**settings)

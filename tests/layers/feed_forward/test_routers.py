@@ -141,7 +141,7 @@ def test_slots_by_choice_equal_top_n_gating():
   torch, gating = gating_of_st_moe(part, threshold_train=1e-9, capacity_factor_train=3.2)
   _, combine, balance, z = gating(torch.tensor(np.asarray(x)))
   routing, dispatch = part(x, call()), CapacityByChoice()
-  slot = dispatch.slots(routing.expert, EXPERTS, 4, 4).reshape(routing.expert.shape)
+  slot = dispatch.assigned(routing.expert, EXPERTS, 4, 4).reshape(routing.expert.shape)
   kept = jax.nn.one_hot(slot, 4 * EXPERTS) * routing.weight[..., None]
   got = kept.sum(axis=2).reshape(BATCH, LENGTH, EXPERTS, 4)
   np.testing.assert_allclose(got, combine.detach().numpy(), **TOLERANCE)
