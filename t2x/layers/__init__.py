@@ -30,6 +30,7 @@ from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *
 from t2x.layers.feed_forward.balancing import *
 from t2x.layers.feed_forward.dispatch import *
+from t2x.layers.feed_forward.dropless import *
 from t2x.layers.feed_forward.experts import *
 from t2x.layers.feed_forward.mlp import *
 from t2x.layers.feed_forward.projection import *
