@@ -130,7 +130,7 @@ def _layers(
     if match is None:
       continue
     side, stage, block, sublayer = match[1] or '', int(match[2] or 0), int(match[3]), match[4]
-    stack = sides(model)[side].body.stack
+    stack: Any = sides(model)[side].body.stack
     stack = stack.stages[stage] if isinstance(stack, Stages) else stack
     for repeat, load in enumerate(array):
       number = stack.first_layer + repeat * len(stack.blocks) + block + 1
