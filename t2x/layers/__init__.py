@@ -21,6 +21,7 @@ from t2x.layers.attention.multi_head import *
 from t2x.layers.attention.per_projection import *
 from t2x.layers.attention.scores import *
 from t2x.layers.attention.source_attention import *
+from t2x.layers.attention.split_states import *
 from t2x.layers.attention.value_residual import *
 from t2x.layers.auxiliary import *
 from t2x.layers.caches import *
@@ -33,6 +34,7 @@ from t2x.layers.feed_forward.dispatch import *
 from t2x.layers.feed_forward.dropless import *
 from t2x.layers.feed_forward.experts import *
 from t2x.layers.feed_forward.mlp import *
+from t2x.layers.feed_forward.power_norm import *
 from t2x.layers.feed_forward.projection import *
 from t2x.layers.feed_forward.routing import *
 from t2x.layers.initializers import *
@@ -42,6 +44,7 @@ from t2x.layers.mixers.attention_free import *
 from t2x.layers.mixers.attention_free_full import *
 from t2x.layers.mixers.cells import *
 from t2x.layers.mixers.convolutions import *
+from t2x.layers.mixers.fast_weights import *
 from t2x.layers.mixers.feature_maps import *
 from t2x.layers.mixers.flow_attention import *
 from t2x.layers.mixers.gated_delta import *

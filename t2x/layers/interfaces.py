@@ -243,8 +243,8 @@ class Scores(Protocol):
   """Attention scores of queries and keys. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
 
   Attributes:
-    reads: arguments that the scores depend on, of 'q', 'k', 'positions' and 'scale'. Attention creates the
-      projections q and k only if they are read.
+    reads: arguments that the scores depend on, of 'q', 'k', 'positions', 'scale' and 'pattern' (which keys a query
+      sees). Attention creates the projections q and k only if they are read.
     max_length: maximum sequence length; None: no limit.
   """
 

@@ -3,6 +3,7 @@ the text and image models that combine them."""
 
 from t2x.models.block import *
 from t2x.models.bodies import *
+from t2x.models.capsules import *
 from t2x.models.classifiers import *
 from t2x.models.encoder_decoder import *
 from t2x.models.funnel import *

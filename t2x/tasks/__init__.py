@@ -14,6 +14,7 @@ from t2x.tasks.few_shot import *
 from t2x.tasks.image_classification import *
 from t2x.tasks.image_mixing import *
 from t2x.tasks.language_modelling import *
+from t2x.tasks.losses import *
 from t2x.tasks.marks import *
 from t2x.tasks.masked_lm import *
 from t2x.tasks.mixture import *

@@ -14,6 +14,7 @@ from t2x.data.sources.base import class_names
 from t2x.models.losses import classification_sums
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.losses import ClassLoss
 
 __all__ = ['Classification']
 
@@ -25,10 +26,12 @@ class Classification(DistillableTask):
   Attributes:
     num_classes: number of classes.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    loss: loss of the scores that the model computes. None: cross-entropy.
   """
 
   num_classes: Size
   label_smoothing: TunableRate = 0.0
+  loss: ClassLoss | None = None
 
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'Classifier'
@@ -72,6 +75,11 @@ class Classification(DistillableTask):
         f'the model has {model.spec.num_classes} classes, but {kind} has {self.num_classes}: set '
         f'Classifier.num_classes to {kind}.num_classes'
       )
+    if self.loss is not None and self.label_smoothing != 0.0:
+      kind = type(self).__name__
+      raise UserError(
+        f'{kind}.label_smoothing is of the cross-entropy, which {kind}.loss replaces: leave one of them out'
+      )
 
   def target_weights(self, batch):
     return batch['weight']
@@ -92,6 +100,9 @@ class Classification(DistillableTask):
     """Returns the metrics of logits [batch, classes] as sums over the batch, with the sums of the weights."""
     smoothing = self.label_smoothing if train else 0.0
     sums = classification_sums(logits, labels, weights, smoothing)
+    if self.loss is not None:
+      losses = self.loss(logits.astype(jnp.float32), labels)
+      sums['loss'] = ((losses * weights).sum(), weights.sum())
     if self.num_classes <= 5:
       return sums
     _, best = jax.lax.top_k(logits, 5)

@@ -1,10 +1,50 @@
-"""Metrics of classification tasks; the cross-entropy is in `t2x.models.losses`."""
+"""Losses and metrics of classification tasks; the cross-entropy is in `t2x.models.losses`."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.base.ranges import Fraction, NonNegative
 from t2x.models.losses import Sums
+
+__all__ = ['ClassLoss', 'MarginLoss']
+
+
+@runtime_checkable
+class ClassLoss(Protocol):
+  """Loss of the class scores of an example."""
+
+  def __call__(
+    self, scores: Float[Array, 'batch classes'], labels: Int[Array, ' batch']
+  ) -> Float[Array, ' batch']:
+    """Returns the loss of each example."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarginLoss(ClassLoss):
+  """Squared margins of scores between 0 and 1: max(0, upper - s)^2 of the label plus `others` times the sum of
+  max(0, s - lower)^2 of all other classes (capsules: https://arxiv.org/abs/1710.09829, equation 4).
+
+  Attributes:
+    upper: score from which the label has no loss.
+    lower: score up to which another class has no loss.
+    others: factor of the losses of other classes.
+  """
+
+  upper: Fraction = 0.9
+  lower: Fraction = 0.1
+  others: NonNegative = 0.5
+
+  def __call__(self, scores, labels):
+    is_label = jax.nn.one_hot(labels, scores.shape[-1])
+    missing = jnp.square(jnp.maximum(self.upper - scores, 0))
+    excess = jnp.square(jnp.maximum(scores - self.lower, 0))
+    return (is_label * missing + self.others * (1 - is_label) * excess).sum(axis=-1)
 
 
 def f1_sums(

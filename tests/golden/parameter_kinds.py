@@ -70,6 +70,8 @@ PARTS = [
   ),
   *_attention('memory', partial(layers.PersistentMemory, num=3)),
   *_attention('queries', partial(layers.LowRankQueries, rank=6)),
+  *_attention('queries', partial(layers.SplitQueries, num_parts=2)),
+  partial(ATTENTION, W, value_dim=2, key_values=partial(layers.SplitKeyValues, num_parts=2)),
   *_attention('values', layers.ValueResidual, layers.LearnedValueResidual),
   *_attention('scores', layers.AdditiveScores, layers.BilinearScores, layers.CosineScores),
   *_attention('scores', layers.TalkingHeads, partial(layers.DotProductScores, sink=layers.zeros())),
@@ -84,6 +86,7 @@ PARTS = [
   ),
   *_width(layers.Linformer, num_heads=H, max_length=N, projected_length=5),
   *_width(layers.GlobalLocalAttention, layers.FlowAttention, layers.GatedDeltaNet, num_heads=H),
+  *_width(layers.FastWeights, num_heads=H),
   *_width(layers.NystromAttention, num_heads=H, num_landmarks=4, conv_size=3),
   *_width(layers.MemoryCompressedAttention, num_heads=H),
   *(
@@ -103,6 +106,7 @@ PARTS = [
     partial(part, W, linear=layers.WeightNormLinear)
     for part in (layers.GatedConvolution, layers.Projection, layers.ConvS2SAttention)
   ),
+  *_width(layers.PowerNorm),
   *_width(layers.ScaledGradient, factor=0.5),
   *_width(layers.Sequential, parts={'mixer': layers.GatedConvolution}),
   *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
@@ -141,6 +145,7 @@ PARTS = [
   *_width(
     models.AttentionPool, attention=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32)
   ),
+  *_width(models.CapsulePool, num_capsules=2),
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
   *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
   partial(models.MaskedLMHead, W, V),

@@ -27,6 +27,7 @@ from t2x.layers import (
   Dropless,
   DynamicConvolution,
   ExpertChoice,
+  FastWeights,
   FavorPlus,
   FinalVectors,
   FlowAttention,
@@ -41,6 +42,7 @@ from t2x.layers import (
   GlobalLocalAttention,
   GridBias,
   GRUCell,
+  HopfieldScores,
   LatentKeyValues,
   LayerNorm,
   LearnedValueResidual,
@@ -61,6 +63,8 @@ from t2x.layers import (
   PerHead,
   PersistentMemory,
   Plus,
+  PowerNorm,
+  PredictionHeads,
   Recurrent,
   RecurrentDecoder,
   RelativeSinusoids,
@@ -73,6 +77,8 @@ from t2x.layers import (
   SharedValues,
   ShawPositions,
   SinkhornAttention,
+  SplitKeyValues,
+  SplitQueries,
   StateBeforeDecoder,
   SwitchFeedForward,
   Synthesizer,
@@ -131,6 +137,10 @@ PARTS = {
     )
   },
   'attention with cosine scores': {'build': part(attention, scores=CosineScores)},
+  'attention with steps of retrieval': {
+    'build': part(attention, num_kv_heads=2, scores=part(HopfieldScores, num_steps=2)),
+    'encoding': RoPE,
+  },
   'attention with a soft cap and sinks': {
     'build': part(attention, scores=part(DotProductScores, soft_cap=2.0, sink=zeros()))
   },
@@ -180,6 +190,7 @@ PARTS = {
   },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},
+  'fast weights': {'build': part(FastWeights, num_heads=4, chunk=5)},
   'AFT-simple': {'build': part(AttentionFree, bias=NoBias, num_heads=4)},
   'AFT-local': {
     'build': part(AttentionFree, bias=part(LocalBias, max_length=12, window=3), num_heads=2)
@@ -229,6 +240,17 @@ PARTS = {
       key_values=part(LatentKeyValues, rank=10, rotated_dim=4),
     ),
     'encoding': RoPE,
+  },
+  'attention over states in parts': {
+    'build': part(
+      MultiHeadAttention,
+      num_heads=2,
+      value_dim=4,
+      scores=AdditiveScores,
+      queries=part(SplitQueries, num_parts=2),
+      key_values=part(SplitKeyValues, num_parts=2),
+      head_outputs=part(PredictionHeads, num_parts=2),
+    )
   },
   'differential attention': {
     'build': part(attention, value_dim=8, key_values=SharedValues, head_outputs=DifferentialHeads),
@@ -334,6 +356,7 @@ PARTS = {
     ),
     'encoding': RoPE,
   },
+  'power norm': {'build': part(PowerNorm, num_groups=2)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24, dropout_rate=0.1)},
 }
 

@@ -30,6 +30,11 @@ def check_encoding(
       f'{own} works on queries and keys ({", ".join(sorted(unread))}), which {type(scores).__name__} in {name} does '
       'not read: use another encoding, or scores that read both'
     )
+  if 'pattern' in reads and 'scores' in encoding.hooks:
+    raise UserError(
+      f'{own} adds terms to the scores, which the steps of {type(scores).__name__} in {name} would leave out: use RoPE or '
+      'no encoding'
+    )
   if encoding.num_terms > 1 and 'scale' not in reads:
     raise UserError(
       f'{own} divides scores by the square root of its {encoding.num_terms} terms, but {type(scores).__name__} in '
@@ -81,11 +86,16 @@ def check_settings(
   reads: frozenset[str],
   scale: float | None,
   queries: Any,
+  memory: Any,
 ) -> None:
-  """Raises UserError if the scores do not read the scale or the queries that are set."""
+  """Raises UserError if the scores do not read the scale, the queries or the memory that are set."""
   for setting, value, read in (('scale', scale, 'scale'), ('queries', queries, 'q')):
     if value is not None and read not in reads:
       raise UserError(f'{name}.{setting} is not read by {type(scores).__name__}: leave it out')
+  if memory is not None and 'pattern' in reads:
+    raise UserError(
+      f'{name}.memory has keys that the steps of {type(scores).__name__} would leave out: leave it out'
+    )
 
 
 def check_replaced(

@@ -137,7 +137,7 @@ class MultiHeadAttention(nnx.Module):
     check_kv_heads(name, num_heads, num_kv_heads)
     self.scores = scores(num_heads, head_dim, rngs=rngs)
     reads = self.score_inputs
-    check_settings(name, self.scores, reads, scale, queries)
+    check_settings(name, self.scores, reads, scale, queries, memory)
     replaced = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm, 'value_init': value_init}
     check_replaced(name, reads, key_values, replaced | {'values': values})
     projected = frozenset({'v', *reads} & {'q', 'k', 'v'})

@@ -1,4 +1,4 @@
-"""Attention scores of queries and keys: dot products, cosines, talking heads, additive and bilinear scores."""
+"""Attention scores of queries and keys: dot products, cosines, retrieval, talking heads, additive and bilinear scores."""
 
 import math
 
@@ -7,14 +7,22 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Positive, Size
-from t2x.layers.attention.kernels.base import DotProduct, Logits, softmax_dtype
+from t2x.layers.attention.kernels.auto import Auto
+from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Logits, softmax_dtype
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Scores
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.tokens import Tokens
 
-__all__ = ['AdditiveScores', 'BilinearScores', 'CosineScores', 'DotProductScores', 'TalkingHeads']
+__all__ = [
+  'AdditiveScores',
+  'BilinearScores',
+  'CosineScores',
+  'DotProductScores',
+  'HopfieldScores',
+  'TalkingHeads',
+]
 
 
 class _PairScores(nnx.Module):
@@ -106,6 +114,34 @@ class CosineScores(_PairScores):
     factor = jnp.exp(jnp.minimum(self.logit[...].astype(jnp.float32), math.log(self.max_factor)))
     q = (_normalize(q) * factor[None, None, :, None]).astype(q.dtype)
     return DotProduct(q, _normalize(k).astype(k.dtype), 1.0)
+
+
+class HopfieldScores(_PairScores):
+  """Dot products of keys with a query that has retrieved a pattern from them (modern Hopfield network: Ramsauer et al. 2020,
+  https://arxiv.org/abs/2008.02217, equation 3).
+
+  A step replaces the query by softmax(scale q K') K over the keys that it sees; the attention layer applies the last step
+  to the values instead. One step is `DotProductScores`; with well separated keys and a large
+  `MultiHeadAttention.scale` (the paper's beta), more steps approach one key. The number of steps is fixed, where the
+  authors' code stops when a query moves by less than a tolerance. Position encodings may rotate queries and keys; a bias of
+  the scores or a memory is refused.
+
+  Args:
+    num_steps: number of steps, including that of the attention layer.
+  """
+
+  reads = frozenset({'q', 'k', 'scale', 'pattern'})
+
+  def __init__(self, num_heads: Size, head_dim: Size, *, num_steps: Size, rngs: nnx.Rngs):
+    self.num_steps = num_steps
+
+  def __call__(self, q, k, q_tokens, k_tokens, *, scale, call):
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
+    for _ in range(self.num_steps - 1):
+      scores = DotProduct(q, k, scale)
+      inputs = AttentionInputs(scores, k, call.pattern, q_tokens, k_tokens)
+      q = Auto()(inputs.without_features())
+    return DotProduct(q, k, scale)
 
 
 class TalkingHeads(_PairScores):

@@ -1,4 +1,4 @@
-"""Sublayers of one operation on each token: a linear map, and a factor of gradients."""
+"""Sublayers of one operation on each token: a linear map, an activation, and a factor of gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from t2x.layers.initializers import lecun_normal
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['Projection', 'ScaledGradient']
+__all__ = ['Activation', 'Projection', 'ScaledGradient']
 
 
 class Projection(FeedForward):
@@ -48,6 +48,23 @@ class Projection(FeedForward):
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
     return Result(self.out(x))
+
+
+class Activation(FeedForward):
+  """Elementwise function of the input.
+
+  Args:
+    d_model: width of the input.
+    activation: the function.
+  """
+
+  def __init__(self, d_model: int, *, activation: Callable[[Array], Array], rngs: nnx.Rngs):
+    self.activation = activation
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    return Result(self.activation(x))
 
 
 class ScaledGradient(FeedForward):

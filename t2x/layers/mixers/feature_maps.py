@@ -1,5 +1,5 @@
-"""Feature maps of linear attention: elu + 1, and the random features of Performer (Choromanski et al. 2020,
-https://arxiv.org/abs/2009.14794)."""
+"""Feature maps of linear attention: elu + 1, the products of DPFP (Schlag et al. 2021, https://arxiv.org/abs/2102.11174),
+and the random features of Performer (Choromanski et al. 2020, https://arxiv.org/abs/2009.14794)."""
 
 import abc
 import dataclasses
@@ -17,7 +17,7 @@ from t2x.layers.attention.head_projections import Heads
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
 
-__all__ = ['CallFeatures', 'EluPlusOne', 'FavorPlus', 'FeatureMap', 'ReluFeatures']
+__all__ = ['DPFP', 'CallFeatures', 'EluPlusOne', 'FavorPlus', 'FeatureMap', 'ReluFeatures']
 
 Features = Float[Array, 'batch length heads features']
 # Logarithms of factors.
@@ -56,6 +56,11 @@ class CallFeatures(FeatureMap, Protocol):
     ...
 
 
+def features_of(features: FeatureMap, call: Call) -> FeatureMap:
+  """Returns the feature map of the queries and keys of a call."""
+  return features.at(call) if isinstance(features, CallFeatures) else features
+
+
 class EluPlusOne(nnx.Module):
   """phi(x) = elu(x) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236).
 
@@ -74,6 +79,37 @@ class EluPlusOne(nnx.Module):
     return jnp.where(q > 0, q + 1, jnp.exp(jnp.where(q > 0, 0, q)))
 
   def keys(self, k: Heads) -> tuple[Heads, None]:
+    return self.queries(k), None
+
+
+class DPFP(nnx.Module):
+  """Deterministic parameter-free projection: products of the elements of r = relu([x, -x]) with those at the distances
+  1, ..., num_shifts (Schlag et al. 2021, https://arxiv.org/abs/2102.11174, section 5.3).
+
+  It has 2 * num_shifts * head_dim features, so that more keys than head_dim can be orthogonal.
+
+  Args:
+    head_dim: features per head of queries and keys.
+    num_shifts: number of distances (nu in the paper); below 2 * head_dim.
+  """
+
+  implements = (FeatureMap,)
+  num_features: int
+
+  def __init__(self, head_dim: Size, *, num_shifts: Size = 1, rngs: nnx.Rngs):
+    if num_shifts >= 2 * head_dim:
+      raise UserError(
+        f'DPFP.num_shifts = {num_shifts} repeats products of the {2 * head_dim} elements: choose less than {2 * head_dim}'
+      )
+    self.num_shifts = num_shifts
+    self.num_features = 2 * num_shifts * head_dim
+
+  def queries(self, q: Heads) -> Features:
+    r = jax.nn.relu(jnp.concatenate([q, -q], axis=-1))
+    shifts = range(1, self.num_shifts + 1)
+    return jnp.concatenate([r * jnp.roll(r, shift, axis=-1) for shift in shifts], axis=-1)
+
+  def keys(self, k: Heads) -> tuple[Features, None]:
     return self.queries(k), None
 
 

@@ -14,7 +14,7 @@ from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call, Result, Source
-from t2x.layers.mixers.feature_maps import CallFeatures, EluPlusOne, FeatureMap
+from t2x.layers.mixers.feature_maps import EluPlusOne, FeatureMap, features_of
 from t2x.layers.mixers.recurrence import (
   Decay,
   Inputs,
@@ -78,9 +78,7 @@ class LinearAttention(HeadProjections):
     self.check_call(call)
     dtype = softmax_dtype(x)
     q, k, v = (a.astype(dtype) for a in self.project(x))
-    features = self.features
-    if isinstance(features, CallFeatures):
-      features = features.at(call)
+    features = features_of(self.features, call)
     q, (k, scale) = features.queries(q), features.keys(k)
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
     y, cache = visible_sums(q, k, v, call, self.chunk, scale, cache)
