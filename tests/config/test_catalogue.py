@@ -45,7 +45,7 @@ def test_parts_are_listed_under_what_takes_them(interfaces):
 def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   names = {name: [part.name for part in one.parts] for name, one in interfaces.items()}
   assert names['Norm'] == ['LayerNorm', 'PerHead', 'RMSNorm', 'final_norm_if_needed']
-  assert names['ClassHead'] == ['Classifier', 'PooledClassifier']
+  assert names['ClassHead'] == ['CapsuleLengths', 'Classifier', 'PooledClassifier']
   assert names['LayerRate'] == ['LayerDecay']
   assert names['Model'] == ['EncoderDecoder', 'LanguageModel', 'TwoTower', 'VisionTransformer']
 
