@@ -70,6 +70,8 @@ PARTS = [
   ),
   *_attention('memory', partial(layers.PersistentMemory, num=3)),
   *_attention('queries', partial(layers.LowRankQueries, rank=6)),
+  *_attention('scores', partial(layers.HopfieldScores, num_steps=2)),
+  *_attention('head_outputs', partial(layers.PredictionHeads, num_parts=2)),
   *_attention('queries', partial(layers.SplitQueries, num_parts=2)),
   partial(ATTENTION, W, value_dim=2, key_values=partial(layers.SplitKeyValues, num_parts=2)),
   *_attention('values', layers.ValueResidual, layers.LearnedValueResidual),
@@ -107,6 +109,7 @@ PARTS = [
     for part in (layers.GatedConvolution, layers.Projection, layers.ConvS2SAttention)
   ),
   *_width(layers.PowerNorm),
+  *_width(layers.Activation, activation=layers.tanh),
   *_width(layers.ScaledGradient, factor=0.5),
   *_width(layers.Sequential, parts={'mixer': layers.GatedConvolution}),
   *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
@@ -146,6 +149,7 @@ PARTS = [
     models.AttentionPool, attention=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32)
   ),
   *_width(models.CapsulePool, num_capsules=2),
+  *_width(models.CapsuleLengths, num_classes=2),
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
   *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
   partial(models.MaskedLMHead, W, V),
