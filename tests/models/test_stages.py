@@ -322,10 +322,11 @@ def test_stages_that_keep_the_tokens_decode_token_by_token(make, merge):
   whole = body(x).x
   first = jnp.zeros((2, 1), jnp.int32)
   cache = body.init_cache(2, 8, jnp.float32)
-  out = body(x[:, :3], tokens=Tokens.row(3), cache=cache)
+  run = jax.jit(lambda body, x, tokens, cache: body(x, tokens=tokens, cache=cache))
+  out = run(body, x[:, :3], Tokens.row(3), cache)
   steps, (body, cache) = [out.x], body.unstacked(out.cache)
   for i in range(3, 6):
-    out = body(x[:, i : i + 1], tokens=Tokens(first + i), cache=cache)
+    out = run(body, x[:, i : i + 1], Tokens(first + i), cache)
     steps, cache = [*steps, out.x], out.cache
   np.testing.assert_allclose(jnp.concatenate(steps, axis=1), whole, atol=1e-5)
 

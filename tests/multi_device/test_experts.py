@@ -7,6 +7,8 @@ import json
 import pytest
 from eight_devices import run_on_eight_devices
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
