@@ -10,6 +10,9 @@ from flax import nnx
 from t2x.decode import AverageLength, Beam, generate
 from t2x.layers import (
   MLP,
+  Dropless,
+  GatedMLP,
+  MixtureOfExperts,
   MultiHeadAttention,
   RoPE,
   SwitchFeedForward,
@@ -37,6 +40,9 @@ ATTENTION = part(MultiHeadAttention, num_heads=4, kernel_init=normal(1.0))
 MLP_LAYER = part(MLP, hidden_dim=16, kernel_init=normal(1.0))
 # A capacity of all tokens: none is dropped, whatever the length of a call.
 EXPERTS = part(SwitchFeedForward, num_experts=2, hidden_dim=8, capacity_factor=2.0)
+DROPLESS = part(
+  MixtureOfExperts, num_experts=3, expert=part(GatedMLP, hidden_dim=8), dispatch=Dropless()
+)
 EMBEDDING = part(TokenEmbedding, vocab_size=VOCAB, init=normal(1.0))
 HEAD = part(LMHead, init=normal(1.0))
 BIAS = part(T5Bias, num_heads=4, bidirectional=False, num_buckets=8, max_distance=16)
@@ -48,11 +54,11 @@ def stack(num_layers, feed_forward, **settings):
   return part(Stack, num_layers=num_layers, blocks=[block])
 
 
-def dense_then_experts():
+def dense_then_experts(experts):
   """One dense layer, then two with experts, each kind with a pattern and an encoding of its own."""
   layers = part(
     Stages,
-    stages=[stack(1, MLP_LAYER), stack(2, EXPERTS)],
+    stages=[stack(1, MLP_LAYER), stack(2, experts)],
     merge=None,
     pattern=[Window(3), Window(6)],
     encoding=[None, BIAS],
@@ -97,10 +103,12 @@ def search(model, strategy, num_return, **source):
   return generate(model, PROMPTS, LENGTHS, strategy=strategy, **settings, **source)
 
 
-@pytest.mark.parametrize('copies', [2, pytest.param(5, marks=pytest.mark.nightly)])
-def test_beams_of_first_dense_layers_then_experts_equal_the_forward_pass(copies):
+@pytest.mark.parametrize(
+  ('copies', 'experts'), [(2, DROPLESS), pytest.param(5, EXPERTS, marks=pytest.mark.nightly)]
+)
+def test_beams_of_first_dense_layers_then_experts_equal_the_forward_pass(copies, experts):
   """Two beams share the slots of their row, five have slots of their own."""
-  model = dense_then_experts()
+  model = dense_then_experts(experts)
   forward = jax.jit(lambda ids: model(ids).x)
   generated = search(model, Beam(copies, AverageLength()), copies)
   assert len({tuple(row) for rows in np.asarray(generated.tokens) for row in rows}) > copies

@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp, numpy as np
 from eight_devices import split
 from flax import nnx
 from t2x.base.hyperparameters import in_step
-from t2x.layers import Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward, Tokens, normal
+from t2x.layers import BatchBalance, Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward, Tokens, TopK, normal
 from t2x.layers.keys import row_keys
 from t2x.parallel import Mesh
 from t2x.plan import hlo
@@ -25,11 +25,15 @@ from t2x.plan.hlo import _multiply_adds as multiply_adds
 BATCH, LENGTH, WIDTH = 8, 16, 8
 switch = functools.partial(SwitchFeedForward, capacity_factor=1.0, kernel_init=normal(0.5))
 mixture = functools.partial(MixtureOfExperts, expert=functools.partial(GatedMLP, hidden_dim=32, dropout_rate=0.1))
+# All tokens of the batch, on all devices, count in its balance.
+of_batch = functools.partial(TopK, losses=[BatchBalance(coefficient=1.0)])
 biased = functools.partial(MixtureOfExperts, expert=functools.partial(MLP, hidden_dim=32, norm=RMSNorm))
 parts = {
   'switch': switch(WIDTH, num_experts=4, hidden_dim=32, rngs=nnx.Rngs(0)),
-  'mixture': mixture(WIDTH, num_experts=8, rngs=nnx.Rngs(0)),
+  'mixture': mixture(WIDTH, num_experts=8, router=of_batch, rngs=nnx.Rngs(0)),
   'dropless': mixture(WIDTH, num_experts=8, dispatch=Dropless(), rngs=nnx.Rngs(0)),
+  # All devices have different experts, so that their rows share places as those of one device do.
+  'bounded': mixture(WIDTH, num_experts=8, dispatch=Dropless(room=0.75), rngs=nnx.Rngs(0)),
   'biased': biased(WIDTH, num_experts=8, dispatch=Dropless(), rngs=nnx.Rngs(0)),
 }
 x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, WIDTH))
@@ -41,7 +45,7 @@ def loss(part, x, segments, keys, layout):
     if layout is not None:
       x = layout.constrain(x, ('batch', 'length', 'embed'))
     result = part(x, Call(Tokens.row(LENGTH, segments=segments), key=keys))
-  return jnp.square(result.x).sum() + result.aux.losses['balance'].sum(), (result.x, result.aux)
+  return jnp.square(result.x).sum() + sum(loss.sum() for loss in result.aux.losses.values()), (result.x, result.aux)
 
 def run(part, rows, layout=None):
   function = functools.partial(loss, layout=layout)
@@ -52,7 +56,7 @@ found = {}
 for name, meshes in json.load(sys.stdin).items():
   part = parts[name]
   expected, alone = run(part, (x, segments, keys))
-  if name in ('switch', 'mixture'):
+  if name in ('switch', 'mixture', 'bounded'):
     assert expected[0][1][1].metrics['dropped_tokens'][0] > 0
   for text in meshes:
     sizes = {axis: int(size) for axis, size in (pair.split(' ') for pair in text.split(' x '))}
@@ -78,6 +82,7 @@ OFTEN = {
   'switch': ['fsdp 2 x expert 4'],
   'mixture': [TENSOR, CONTEXT],
   'dropless': ['fsdp 2 x expert 4', TENSOR],
+  'bounded': ['expert 8'],
 }
 RARELY = {
   'mixture': ['data 2 x expert 4', 'fsdp 2 x expert 4'],

@@ -110,6 +110,9 @@ def test_groups_differ_from_the_highest_affinities():
   assert WithinGroups(num_groups=3, num_chosen=1, best=1)(affinity, 2).tolist() == [0, 1]
 
 
+GSHARD = 'GShard', 'st-moe-pytorch TopNGating'
+
+
 def gating_of_st_moe(part, **settings):
   torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
   st_moe = pytest.importorskip('st_moe_pytorch', reason="the extra 'parity' is not installed")
@@ -133,7 +136,7 @@ def mixture(dispatch, part):
   return mixed
 
 
-def test_slots_by_choice_equal_top_n_gating():
+def test_slots_by_choice_equal_top_n_gating(compared):
   """GShard's order in which experts run full, its balance loss and the z-loss; no expert is left out by chance."""
   losses = (RowBalance(coefficient=1.0, num_choices=1), ZLoss(coefficient=1.0))
   part, x = router(balance=0.0, losses=losses), inputs()
@@ -144,13 +147,13 @@ def test_slots_by_choice_equal_top_n_gating():
   slot = dispatch.assigned(routing.expert, EXPERTS, 4, 4).reshape(routing.expert.shape)
   kept = jax.nn.one_hot(slot, 4 * EXPERTS) * routing.weight[..., None]
   got = kept.sum(axis=2).reshape(BATCH, LENGTH, EXPERTS, 4)
-  np.testing.assert_allclose(got, combine.detach().numpy(), **TOLERANCE)
+  compared(*GSHARD, got, combine.detach().numpy(), **TOLERANCE)
   assert (slot == 4 * EXPERTS).sum() > 0
   np.testing.assert_allclose(routing.aux.losses['balance'].mean(), balance.item(), **TOLERANCE)
   np.testing.assert_allclose(routing.aux.losses['router_z'].mean(), z.item(), **TOLERANCE)
 
 
-def test_the_gradients_of_the_losses_equal_those_of_top_n_gating():
+def test_the_gradients_of_the_losses_equal_those_of_top_n_gating(compared):
   losses = (RowBalance(coefficient=0.7, num_choices=1), ZLoss(coefficient=0.3))
   part, x = router(balance=0.0, losses=losses), inputs()
   torch, gating = gating_of_st_moe(part)
@@ -162,8 +165,9 @@ def test_the_gradients_of_the_losses_equal_those_of_top_n_gating():
     return sum(value.mean() for value in part(x, call()).aux.losses.values())
 
   own, dx = jax.jit(jax.grad(loss, argnums=(0, 1)))(part, x)
-  np.testing.assert_allclose(own.kernel[...], gating.to_gates.weight.grad.numpy().T, **TOLERANCE)
-  np.testing.assert_allclose(dx, theirs.grad.numpy(), **TOLERANCE)
+  wanted = gating.to_gates.weight.grad.numpy().T, theirs.grad.numpy()
+  for got, gradient in zip((own.kernel[...], dx), wanted, strict=True):
+    compared(*GSHARD, got, gradient, of='gradients', **TOLERANCE)
 
 
 def test_second_experts_are_used_as_often_as_in_top_n_gating():
