@@ -25,7 +25,8 @@ os.environ.update(
     if importlib.metadata.version('jax').startswith('0.10.')
     else '',
     'JAX_COMPILATION_CACHE_DIR': str(Path(__file__).parents[1] / '.pytest_cache' / 'xla'),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    # Small programs too: the other worker, and processes that tests start, read them in half of the time.
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
   }
   | os.environ

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import jax
 import pytest
 from eight_devices import run_on_eight_devices
 
@@ -27,17 +26,12 @@ def apart(losses, expected):
 )
 def told(tmp_path_factory, request):
   folder = tmp_path_factory.mktemp('layouts')
-  # The older compiler makes small kernels four times as fast without its fusion emitters, which the
-  # newer one no longer lets go.
-  flags = '--xla_cpu_use_fusion_emitters=false' if jax.__version_info__ < (0, 11) else ''
   done = run_on_eight_devices(
     SCRIPT,
     folder,
     *request.param,
     seconds=SECONDS,
-    JAX_DISABLE_MOST_OPTIMIZATIONS='true',
     T2X_CACHE=str(folder / 'cache'),
-    XLA_FLAGS=flags,
   )
   # jax 0.12 also warns of ways to split a gather that its compiler compares and does not use.
   warnings = [x for x in done.stderr.splitlines() if 'Involuntary full rematerialization' in x]
