@@ -60,6 +60,7 @@ from t2x.layers.mixers.recurrent import *
 from t2x.layers.mixers.recurrent_decoder import *
 from t2x.layers.mixers.routing_attention import *
 from t2x.layers.mixers.sinkhorn_attention import *
+from t2x.layers.mixers.step_outputs import *
 from t2x.layers.mixers.synthesizers import *
 from t2x.layers.mixers.synthetic_scores import *
 from t2x.layers.mixers.token_shift import *

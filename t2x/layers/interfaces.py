@@ -38,7 +38,7 @@ __all__ = [
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['x', 'tokens', 'encoding', 'inputs'],
+  data_fields=['x', 'tokens', 'encoding', 'inputs', 'recorded'],
   meta_fields=['pattern'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,8 @@ class Source:
       positions to the input of the keys; queries then get those of `Call.encoding`.
     inputs: vectors of the tokens before the encoder, with their positions; None if `x` is.
     pattern: which tokens of the source each query may see.
+    recorded: arrays that the layers of the encoder recorded for parts with 'source.NAME' in `reads`, by NAME; each is
+      [batch, layers, ...], from the first layer to the last.
   """
 
   x: Float[Array, 'batch source d_model'] | None
@@ -59,10 +61,11 @@ class Source:
   encoding: PositionEncoding | None = None
   inputs: Float[Array, 'batch inputs input_dim'] | None = None
   pattern: Pattern = Full()
+  recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
   def without_vectors(self) -> 'Source':
     """Returns the source of calls whose caches hold everything computed from its vectors."""
-    return dataclasses.replace(self, x=None, inputs=None)
+    return dataclasses.replace(self, x=None, inputs=None, recorded={})
 
   def inputs_for(self, part: Any) -> Float[Array, 'batch source d_model']:
     """Returns `inputs` for a part that reads a vector of them for each vector of `x`.
@@ -179,7 +182,8 @@ class Sublayer(Protocol):
   @property
   def reads(self) -> frozenset[str]:
     """Fields of `Call` that it depends on: 'pattern', 'encoding' ('encoding.HOOK' for a single hook), 'source',
-    'extras' (for an `ExtrasSublayer`), and 'record.NAME' for each array that it can record.
+    'extras' (for an `ExtrasSublayer`), 'record.NAME' for each array that it can record, and 'source.NAME' for each
+    array that it reads of the layers of the encoder (`Source.recorded`).
 
     'encoding.features' names the arrays per token of `PositionEncoding.prepare`: the cache of such a sublayer holds
     them, and its `init_cache` has an argument `encoding`, by name.

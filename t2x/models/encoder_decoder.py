@@ -1,5 +1,6 @@
 """Encoder-decoder models: the original Transformer, T5, BART; captioners, speech recognisers."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output
 from t2x.models.language_model import LogitModel, limited
 from t2x.models.spec import ModelSpec
+from t2x.models.stack import by_layer
 
 __all__ = ['EncoderDecoder']
 
@@ -51,8 +53,9 @@ class EncoderDecoder(LogitModel):
     source_pattern: which source tokens each target token may see; `Causal()` shows those up to its own position.
 
   Raises:
-    UserError: the encoder's output is not d_model wide, the embedding of the target prepends tokens, both
-      `source_embedding` and `target_embedding` are set, or `source_encoding` does not act in layers.
+    UserError: the encoder's output is not d_model wide, the encoder does not record what the decoder reads of its
+      layers, the embedding of the target prepends tokens, both `source_embedding` and `target_embedding` are set, or
+      `source_encoding` does not act in layers.
   """
 
   def __init__(
@@ -79,6 +82,12 @@ class EncoderDecoder(LogitModel):
       raise UserError(
         f'the encoder returns vectors of width {self.encoder.output_dim}, but the decoder attends to '
         f'vectors of width d_model = {d_model}: use stacks that keep the width'
+      )
+    known = self.encoder.recordable
+    if known is not None and (unknown := self.decoder.reads_of_source - known):
+      raise UserError(
+        f'the decoder reads the {", ".join(sorted(unknown))} of the layers of the encoder, which do not record them: '
+        'use layers that do (@Recurrent records states), or leave out the part that reads them'
       )
     self.source_encoding = source_encoding and source_encoding(d_model, rngs=rngs)
     if self.source_encoding is not None and not self.source_encoding.acts_in_layers:
@@ -166,10 +175,22 @@ class EncoderDecoder(LogitModel):
 
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
     embedded, tokens = self.source_embedder(source, tokens)
-    encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
-    tokens = tokens if encoded.tokens is None else encoded.tokens
-    source = Source(encoded.x, tokens, self.source_encoding, encoded.inputs, self.source_pattern)
-    return encoded, source
+    needed = self.decoder.reads_of_source
+    encoded = self.encoder(embedded, tokens=tokens, key=key, record=record | needed)
+    source = Source(
+      encoded.x,
+      tokens if encoded.tokens is None else encoded.tokens,
+      self.source_encoding,
+      encoded.inputs,
+      self.source_pattern,
+      {name: by_layer(encoded.recorded, name) for name in needed},
+    )
+    requested = {
+      path: array
+      for path, array in encoded.recorded.items()
+      if path.rpartition('.')[2] not in needed - record
+    }
+    return dataclasses.replace(encoded, recorded=requested), source
 
   def __call__(
     self,

@@ -193,6 +193,12 @@ class Body(Protocol):
     """Names of the arrays that it can record; None: any."""
     ...
 
+  @property
+  @optional(frozenset())
+  def reads_of_source(self) -> frozenset[str]:
+    """Names of the arrays of the encoder's layers that its layers read (`Source.recorded`)."""
+    ...
+
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:

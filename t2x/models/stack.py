@@ -341,6 +341,23 @@ def recordable(reads: Collection[str]) -> frozenset[str]:
   return frozenset({'hidden', *names})
 
 
+def of_source(reads: Collection[str]) -> frozenset[str]:
+  """Returns the names of the arrays of the encoder's layers that blocks read which read these fields."""
+  return frozenset(name.removeprefix('source.') for name in reads if name.startswith('source.'))
+
+
+def by_layer(recorded: Mapping[str, Array], name: str) -> Array:
+  """Returns the arrays NAME that the layers of a body recorded, [batch, layers, ...], in the order of the layers."""
+  stages: dict[str, list[Array]] = {}
+  for path, array in recorded.items():
+    if path.rpartition('.')[2] == name:
+      stages.setdefault(path.rpartition('blocks.')[0], []).append(array)
+  # Each array is [repeats, batch, ...].
+  rows = [jnp.stack(arrays, axis=1) for arrays in stages.values()]
+  layers = jnp.concatenate([a.reshape(-1, *a.shape[2:]) for a in rows])
+  return jnp.moveaxis(layers, 0, 1)
+
+
 def check_unread(call: Call, reads: Collection[str]) -> None:
   """Raises UserError if the source, encoding or a recorded name of `call` is not among the fields read by a stack."""
   if call.source is not None and 'source' not in reads:

@@ -100,6 +100,8 @@ PARTS = [
   *_width(layers.RoutingAttention, num_heads=H, num_clusters=2, window=3),
   *_width(layers.RecurrentDecoder, layers.ConvS2SAttention),
   *_width(layers.StateBeforeDecoder, cell=partial(layers.StackedCells, num_layers=2)),
+  *_width(layers.StateBeforeDecoder, attention=layers.FixedVector, output=layers.MaxoutOutput),
+  *_width(layers.RecurrentDecoder, initial=layers.FinalStates),
   *_width(layers.Recurrent, cell=layers.GRUCell, initial=layers.FinalVectors),
   *_width(layers.Recurrent, cell=layers.ElmanCell),
   *_width(layers.Recurrent, cell=partial(layers.LSTMCell, norm=layers.LayerNorm)),

@@ -30,6 +30,7 @@ from t2x.layers import (
   FastWeights,
   FavorPlus,
   FinalVectors,
+  FixedVector,
   FlowAttention,
   ForgetGate,
   FromSource,
@@ -53,6 +54,7 @@ from t2x.layers import (
   LocalBias,
   LowRankQueries,
   LSHAttention,
+  MaxoutOutput,
   MemoryCompressedAttention,
   MixtureOfExperts,
   MultiHeadAttention,
@@ -337,7 +339,10 @@ PARTS = {
   'recurrent layer with gated units': {'build': part(Recurrent, cell=GRUCell)},
   'recurrent layer in both directions': {'build': in_both_directions},
   'recurrent decoder from one vector': {'build': part(Recurrent, initial=FinalVectors)},
-  'recurrent decoder with the state before': {'build': part(StateBeforeDecoder, cell=GRUCell)},
+  'recurrent decoder with the state before': {
+    'build': part(StateBeforeDecoder, cell=GRUCell, output=MaxoutOutput)
+  },
+  'one vector of the source': {'build': FixedVector},
   'recurrent decoder': {'build': RecurrentDecoder},
   'ConvS2S attention': {'build': ConvS2SAttention},
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},

@@ -13,6 +13,7 @@ from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, To
 from t2x.layers.keys import row_keys
 from t2x.models import ParallelBlock
 from t2x.models.remat import POLICIES
+from t2x.models.stack import by_layer
 
 
 def call(stack, x, key=None, pattern=Causal()):
@@ -247,3 +248,14 @@ def test_layers_one_by_one_know_their_place(make):
   np.testing.assert_allclose(
     scanned(stack.unstacked(), stack.unstacked_cache(cache)), scanned(stack, cache), atol=2e-5
   )
+
+
+def test_recorded_arrays_are_in_the_order_of_the_layers():
+  numbers = jnp.arange(5)[:, None] + 10 * jnp.arange(2)[None]
+  recorded = {
+    'stages.0.blocks.0.mixer.states': numbers[:4:2],
+    'stages.0.blocks.0.mixer.other': numbers,
+    'stages.0.blocks.1.mixer.states': numbers[1:4:2],
+    'stages.1.blocks.0.mixer.states': numbers[4:],
+  }
+  np.testing.assert_array_equal(by_layer(recorded, 'states'), numbers.T)

@@ -1,4 +1,4 @@
-"""Recurrent decoders against joeynmt, fairseq and PyTorch, with every parameter and its gradient."""
+"""Recurrent decoders against joeynmt and PyTorch, with every parameter and its gradient."""
 
 import functools
 import types
@@ -13,13 +13,12 @@ from flax import nnx
 from t2x.layers import (
   Call,
   Causal,
-  DotProductScores,
+  FixedVector,
   GRUCell,
   LastVector,
+  MaxoutOutput,
   RecurrentDecoder,
   Source,
-  SourceAttention,
-  StackedCells,
   StateBeforeDecoder,
   Tokens,
 )
@@ -120,30 +119,38 @@ def test_a_recurrent_decoder_equals_joeynmt(compared):
 
 
 def by_state_before(cell, x, states, arrays):
-  """The outputs of Bahdanau's decoder, with torch.nn.GRUCell."""
+  """The outputs of Bahdanau's decoder, or without attention those of Cho's, with torch.nn.GRUCell in float64."""
   last = states[torch.arange(3), torch.tensor(SOURCE_LENGTHS - 1)]
   h, outputs = torch.tanh(last @ arrays['bridge'] + arrays['bridge bias']), []
   for step in range(LENGTH):
-    pairs = torch.tanh((h @ arrays['q'])[:, None] + states @ arrays['k'])
-    scores = (pairs @ arrays['w']).masked_fill(torch.tensor(SEGMENTS == 0), -torch.inf)
-    context = (scores.softmax(dim=-1)[:, None] @ states)[:, 0]
+    context = last
+    if 'q' in arrays:
+      pairs = torch.tanh((h @ arrays['q'])[:, None] + states @ arrays['k'])
+      scores = (pairs @ arrays['w']).masked_fill(torch.tensor(SEGMENTS == 0), -torch.inf)
+      context = (scores.softmax(dim=-1)[:, None] @ states)[:, 0]
     h = cell(torch.cat([x[:, step], context], dim=1), h)
-    outputs.append(torch.tanh(torch.cat([h, context], dim=1) @ arrays['out'] + arrays['out bias']))
+    if arrays['out'].ndim == 3:  # [h and context, width]
+      u, c = arrays['out']
+      outputs.append(torch.tanh(h @ u + context @ c + arrays['out bias']))
+    else:  # [h, x and context, width, pieces, width]
+      u, v, c = arrays['out'].permute(0, 2, 1, 3)
+      pieces = h @ u + x[:, step] @ v + context @ c
+      outputs.append(torch.amax(pieces + arrays['out bias'][:, None], dim=0))
   return torch.stack(outputs, dim=1)
 
 
 def arrays_of(part):
   """The arrays of a decoder, or of its gradient, outside of its cell, and those of the cell by PyTorch's names."""
-  attention, bridge = part.attention, part.initial.bridge
+  bridge, attention = part.initial.bridge, part.attention
   arrays = {
-    'q': attention.q.kernel[...],
-    'k': attention.k.kernel[...],
-    'w': attention.scores.w[...][0],
     'bridge': bridge.kernel[...],
     'bridge bias': bridge.bias[...],
-    'out': part.out.kernel[...].reshape(2 * WIDTH, WIDTH),
+    'out': part.out.kernel[...],
     'out bias': part.out.bias[...],
   }
+  if 'record.probabilities' in attention.reads:
+    of_scores = {'w': attention.scores.w[...][0]}
+    arrays |= {'q': attention.q.kernel[...], 'k': attention.k.kernel[...]} | of_scores
   inputs, state = (
     p.kernel[...].reshape(-1, 3 * WIDTH) for p in (part.cell.inputs, part.cell.state)
   )
@@ -157,17 +164,30 @@ def arrays_of(part):
   return tuple({k: np.asarray(a) for k, a in group.items()} for group in (arrays, of_cell))
 
 
-def test_a_decoder_with_the_state_before_equals_the_paper(compared):
-  ours = moved(StateBeforeDecoder(WIDTH, cell=GRUCell, rngs=nnx.Rngs(0)), scale=0.3)
-  cell, (arrays, of_cell) = torch.nn.GRUCell(2 * WIDTH, WIDTH), arrays_of(ours)
+FIXED = functools.partial(FixedVector, vector=functools.partial(LastVector, use_bridge=False))
+STATE_BEFORE = {
+  'attention with the state before': {},
+  'deep output with maxout': {'output': MaxoutOutput},
+  'one vector in every step': {'output': MaxoutOutput, 'attention': FIXED},
+}
+
+
+@pytest.mark.parametrize('system', STATE_BEFORE)
+def test_a_decoder_with_the_state_before_equals_the_paper(compared, system):
+  settings = STATE_BEFORE[system]
+  ours = moved(StateBeforeDecoder(WIDTH, cell=GRUCell, rngs=nnx.Rngs(0), **settings), scale=0.3)
+  cell, (arrays, of_cell) = torch.nn.GRUCell(2 * WIDTH, WIDTH).double(), arrays_of(ours)
   parameters = dict(cell.named_parameters())
   with torch.no_grad():
     for name, array in of_cell.items():
       # Only the bias of the last gate is inside the reset.
       parameters[name].zero_()[-len(array) :].copy_(torch.tensor(array))
-  tensors = {name: torch.tensor(a, requires_grad=True) for name, a in arrays.items()}
-  x, states = (torch.tensor(a, requires_grad=True) for a in (X, STATES))
-  expected = by_state_before(cell, x, states, tensors)
+
+  def leaf(array):
+    return torch.tensor(np.float64(array), requires_grad=True)
+
+  tensors = {name: leaf(a) for name, a in (arrays | {'x': X, 'source': STATES}).items()}
+  expected = by_state_before(cell, tensors['x'], tensors['source'], tensors)
   (expected * torch.tensor(WEIGHTS)).sum().backward()
 
   @jax.jit
@@ -177,104 +197,11 @@ def test_a_decoder_with_the_state_before_equals_the_paper(compared):
     return (y * WEIGHTS).sum(), y
 
   gradients, y = jax.grad(weighted, (0, 1, 2), has_aux=True)(ours, X, STATES)
-  system, reference = 'attention with the state before', 'torch.nn.GRUCell'
+  reference = 'torch.nn.GRUCell'
   compared(system, reference, y, expected.detach().numpy())
   found, found_cell = arrays_of(gradients[0])
   found |= found_cell | {'x': gradients[1], 'source': gradients[2]}
-  grads = {k: p.grad for k, p in (parameters | tensors | {'x': x, 'source': states}).items()}
+  grads = {name: p.grad for name, p in (parameters | tensors).items()}
   for name, gradient in found.items():
     wanted = grads[name].numpy()[-len(gradient) :]
     compared(system, reference, gradient, wanted, of='gradients')
-
-
-class _IncrementalDecoder(torch.nn.Module):
-  def __init__(self, dictionary):
-    super().__init__()
-
-  def set_incremental_state(self, *state):
-    pass
-
-
-class _Dictionary(list):
-  def pad(self):
-    return 0
-
-
-def fairseq():
-  """Its module of LSTM models, which needs little of the modules that it imports."""
-
-  def same(rate, module_name):
-    return torch.nn.Identity()
-
-  def unchanged(*names):
-    return lambda part: part
-
-  stubs = {
-    'utils': {},
-    'modules': {'AdaptiveSoftmax': None, 'FairseqDropout': same},
-    'models': {
-      'FairseqEncoder': object,
-      'FairseqEncoderDecoderModel': object,
-      'FairseqIncrementalDecoder': _IncrementalDecoder,
-      'register_model': unchanged,
-      'register_model_architecture': unchanged,
-    },
-  }
-  modules = {f'fairseq.{name}': types.ModuleType(f'fairseq.{name}') for name in stubs}
-  for name, members in stubs.items():
-    vars(modules[f'fairseq.{name}']).update(members)
-  models = archives.unpacked('fairseq', '0.12.2') / 'fairseq' / 'models'
-  modules['fairseq.models'].__path__ = [str(models)]
-  return archives.module('fairseq', '0.12.2', 'fairseq.models.lstm', modules)
-
-
-def as_fairseq(part):
-  """The arrays of a decoder with two cells, or of its gradient, by fairseq's names; see `as_theirs` about biases."""
-  arrays = {'attention.input_proj.weight': part.attention.q.kernel[...].T}
-  for layer, cell in enumerate(part.cell.cells):
-    inputs, state = (p.kernel[...].reshape(-1, 4 * WIDTH) for p in (cell.inputs, cell.state))
-    rows = np.concatenate([inputs, state[: cell.fed_dim]])
-    arrays[f'layers.{layer}.weight_ih'] = rows.T
-    arrays[f'layers.{layer}.weight_hh'] = state[cell.fed_dim :].T
-    arrays[f'layers.{layer}.bias_ih'] = cell.inputs.bias[...].reshape(-1)
-  # Their input is the context and then h.
-  out = part.out.kernel[...][::-1].reshape(2 * WIDTH, WIDTH)
-  return arrays | {'attention.output_proj.weight': out.T}
-
-
-def test_a_decoder_of_two_cells_equals_fairseq(compared):
-  """Each vector of the state starts with the last vector of the source: the encoder's cells are not in our `Source`."""
-  build = functools.partial(
-    RecurrentDecoder,
-    cell=functools.partial(StackedCells, num_layers=2),
-    attention=functools.partial(SourceAttention, scores=DotProductScores, projections=('q',)),
-    initial=functools.partial(LastVector, use_bridge=False),
-  )
-  ours = moved(build(WIDTH, rngs=nnx.Rngs(0)), scale=0.1)
-  # Their projection has no bias.
-  ours.out.bias[...] = jnp.zeros(WIDTH)
-  x, states = (torch.tensor(a, requires_grad=True) for a in (X, STATES))
-  theirs = fairseq().LSTMDecoder(
-    _Dictionary(range(3)),
-    embed_dim=WIDTH,
-    hidden_size=WIDTH,
-    out_embed_dim=WIDTH,
-    encoder_output_units=WIDTH,
-    num_layers=2,
-    pretrained_embed=lambda ids: x,
-    share_input_output_embed=True,
-  )
-  parameters, arrays = dict(theirs.named_parameters()), as_fairseq(ours)
-  assert parameters.keys() - arrays.keys() == {f'layers.{layer}.bias_hh' for layer in (0, 1)}
-  with torch.no_grad():
-    for name, array in arrays.items():
-      parameters[name].copy_(torch.tensor(np.array(array)))
-    for layer in (0, 1):
-      parameters[f'layers.{layer}.bias_ih'].sub_(parameters[f'layers.{layer}.bias_hh'])
-  last = states[torch.arange(3), torch.tensor(SOURCE_LENGTHS - 1)].expand(2, -1, -1)
-  encoded = states.transpose(0, 1), last, last, torch.tensor(SEGMENTS.T == 0)
-  expected, alignments = theirs.eval().extract_features(torch.zeros(3, LENGTH).long(), encoded)
-  (expected * torch.tensor(WEIGHTS)).sum().backward()
-  grads = {name: p.grad for name, p in parameters.items()} | {'x': x.grad, 'source': states.grad}
-  compare = functools.partial(compared, 'recurrent translation', 'fairseq 0.12.2 LSTMDecoder')
-  check(compare, ours, as_fairseq, expected, alignments, grads)

@@ -19,9 +19,10 @@ from t2x.layers.attention.scores import AdditiveScores, DotProductScores
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
+from t2x.layers.mixers.initial_states import LastVector
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['ConvS2SAttention', 'SourceAttention']
+__all__ = ['ConvS2SAttention', 'FixedVector', 'SourceAttention']
 
 
 class _OneHead(nnx.Module):
@@ -126,6 +127,41 @@ class SourceAttention(_OneHead):
   ) -> Result:
     """Returns the weighted sum of the vectors of the source for each token of `x`."""
     return self.attend(x if self.q is None else self.q(x), call, cache)[0]
+
+
+class FixedVector(_OneHead):
+  """One vector of the source that every token reads, in the place of attention (Cho et al. 2014,
+  https://arxiv.org/abs/1406.1078, section 2.2): a uniform mean, in which all tokens of a segment have this vector.
+
+  Args:
+    d_model: width of the source.
+    vector: builds what computes the vector: `LastVector`, or `FinalVectors` for an encoder in both directions.
+  """
+
+  reads = frozenset({'source'})
+
+  def __init__(
+    self, d_model: int, *, vector: Callable[..., LastVector] = LastVector, rngs: nnx.Rngs
+  ):
+    self.scores = DotProductScores(1, 1, rngs=rngs)
+    self.vector = vector(d_model, rngs=rngs)
+
+  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+    assert source.x is not None  # Caches are computed from vectors.
+    own = source.tokens.segments
+    segments = jnp.ones((1, 1), jnp.int32) if own is None else own
+    segments = jnp.broadcast_to(segments, source.x.shape[:2])
+    (vectors,) = self.vector(source, segments, 1)
+    return jnp.zeros_like(vectors[..., :1]), vectors
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: SourceCache | None = None,
+  ) -> Result:
+    """Returns the vector of the source for each token of `x`."""
+    return self.attend(jnp.zeros_like(x[..., :1]), call, cache)[0]
 
 
 class ConvS2SAttention(_OneHead):

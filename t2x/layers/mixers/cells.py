@@ -234,10 +234,11 @@ def run(
   *,
   starts: Bool[Array, 'batch length'] | None = None,
   is_token: Bool[Array, 'batch length'] | None = None,
-  first: Float[Array, 'batch length state_dim'] | None = None,
+  first: tuple[Float[Array, 'batch length state_dim'], ...] | None = None,
   factor: Vectors | None = None,
   reverse: bool = False,
-) -> tuple[Float[Array, 'batch length state_dim'], State]:
+  num_outputs: int = 1,
+) -> tuple[tuple[Float[Array, 'batch length state_dim'], ...], State]:
   """Applies a cell to a sequence.
 
   Args:
@@ -246,33 +247,40 @@ def run(
     state: state before the first step.
     starts: whether a token begins with a new state; None: none does.
     is_token: whether a token changes the state; None: all do.
-    first: each vector of new states; None: zeros.
+    first: the vectors of new states; None: zeros.
     factor: factor of h in the product (dropout); None: 1.
     reverse: whether the last token is the first step.
+    num_outputs: number of vectors of the state that are returned.
 
   Returns:
-    h after each step in the dtype of `x`, and the state after the last step.
+    The vectors after each step in the dtype of `x`, and the state after the last step.
   """
   z = cell.project(jnp.moveaxis(x, 1, 0))
   optional = {'starts': starts, 'is_token': is_token, 'first': first}
   steps: Steps = {'z': z} | {
-    name: jnp.moveaxis(a, 1, 0)[..., *[None] * (3 - a.ndim)]
-    for name, a in optional.items()
-    if a is not None
+    name: jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0)[..., *[None] * (3 - a.ndim)], value)
+    for name, value in optional.items()
+    if value is not None
   }
   kernel = cell.state.kernel[...].astype(x.dtype)
   loop = _forward_loop if is_plain() else _loop
-  state, h = loop(
-    reverse, replace_parts(cell, inputs=None, state=None), kernel, state, steps, factor
+  state, outputs = loop(
+    (reverse, num_outputs),
+    replace_parts(cell, inputs=None, state=None),
+    kernel,
+    state,
+    steps,
+    factor,
   )[:2]
-  return jnp.moveaxis(h.astype(x.dtype), 0, 1), state
+  return tuple(jnp.moveaxis(a.astype(x.dtype), 0, 1) for a in outputs), state
 
 
 def _begin(state: State, step: Steps) -> State:
   """Returns the state that a step continues."""
   if 'starts' not in step:
     return state
-  return tuple(jnp.where(step['starts'], step.get('first', jnp.zeros_like(a)), a) for a in state)
+  first = step.get('first', tuple(map(jnp.zeros_like, state)))
+  return tuple(jnp.where(step['starts'], a, b) for a, b in zip(first, state, strict=True))
 
 
 def _product(kernel: Array, factor: Vectors | None, h: Vectors) -> Gates:
@@ -287,41 +295,47 @@ def _advance(is_token: Any, cell: Cell, z: Gates, r: Gates, state: State) -> Sta
   return tuple(jnp.where(is_token, a, b) for a, b in zip(new, state, strict=True))
 
 
+# Whether the last step is the first, and the number of vectors of the state that are outputs.
+Static = tuple[bool, int]
+
+
 def _forward_loop(
-  reverse: bool, cell: Cell, kernel: Array, state: State, steps: Steps, factor: Vectors | None
-) -> tuple[State, Array, tuple[Array, ...], Array]:
-  """Returns the last state, and of each step h, the state that it continues and the product."""
+  static: Static, cell: Cell, kernel: Array, state: State, steps: Steps, factor: Vectors | None
+) -> tuple[State, tuple[Array, ...], tuple[Array, ...], Array]:
+  """Returns the last state, and of each step the outputs, the state that it continues and the product."""
+  reverse, num_outputs = static
 
   def step(state: State, step: Steps) -> tuple[State, Any]:
     state = _begin(state, step)
     r = _product(kernel, factor, state[0])
     new = _advance(step.get('is_token'), cell, step['z'], r, state)
-    return new, (new[0], state, r)
+    return new, (new[:num_outputs], state, r)
 
-  state, (h, before, r) = jax.lax.scan(step, state, steps, reverse=reverse)
-  return state, h, before, r
+  state, (outputs, before, r) = jax.lax.scan(step, state, steps, reverse=reverse)
+  return state, outputs, before, r
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loop(reverse: bool, *inputs: Any) -> tuple[State, Array]:
-  return _forward_loop(reverse, *inputs)[:2]
+def _loop(static: Static, *inputs: Any) -> tuple[State, tuple[Array, ...]]:
+  return _forward_loop(static, *inputs)[:2]
 
 
-def _forward(reverse: bool, *inputs: Any) -> tuple[Any, Any]:
-  *outputs, before, r = _forward_loop(reverse, *inputs)
+def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
+  *outputs, before, r = _forward_loop(static, *inputs)
   return tuple(outputs), (inputs, before, r)
 
 
-def _backward(reverse: bool, saved: Any, gradients: Any) -> tuple[Any, ...]:
+def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
   (cell, kernel, state, steps, factor), before, r = saved
-  last, h = gradients
+  last, outputs = gradients
 
   def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-    (dh, *rest), dcell = carry
+    state, dcell = carry
     step, before, r, added = inputs
     advance = functools.partial(_advance, step.get('is_token'))
     _, pull = jax.vjp(advance, cell, step['z'], r, before)
-    more, dz, dr, state = pull((dh + added, *rest))
+    own = map(operator.add, state, added)
+    more, dz, dr, state = pull((*own, *state[len(added) :]))
     _, pull = jax.vjp(functools.partial(_product, kernel, factor), before[0])
     state = (state[0] + pull(dr)[0], *state[1:])
     outputs = {'z': dz}
@@ -329,12 +343,12 @@ def _backward(reverse: bool, saved: Any, gradients: Any) -> tuple[Any, ...]:
       new = tuple(jnp.where(step['starts'], a, 0) for a in state)
       state = tuple(jnp.where(step['starts'], 0, a) for a in state)
       if 'first' in step:
-        outputs['first'] = functools.reduce(operator.add, new)
+        outputs['first'] = new
     return (state, jax.tree.map(jnp.add, dcell, more)), (outputs, dr)
 
   carry = last, jax.tree.map(jnp.zeros_like, cell)
-  inputs = steps, before, r, h
-  (state, dcell), (dsteps, dr) = jax.lax.scan(step, carry, inputs, reverse=not reverse)
+  inputs = steps, before, r, outputs
+  (state, dcell), (dsteps, dr) = jax.lax.scan(step, carry, inputs, reverse=not static[0])
   # The gradient of the matrix, for all steps at once.
   rows = before[0] if factor is None else before[0] * factor.astype(before[0].dtype)[None]
   rows, dr = (a.reshape(-1, *a.shape[2:]).astype(kernel.dtype) for a in (rows, dr))

@@ -1,18 +1,41 @@
 """Initial states of recurrent decoders, computed from their source."""
 
+import dataclasses
+import functools
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.errors import UserError
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Source
 from t2x.layers.mixers.recurrence import last_segment
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['FinalVectors', 'LastVector']
+__all__ = ['FinalStates', 'FinalVectors', 'LastVector']
+
+Vectors = Float[Array, 'batch length d_model']
 
 
-class LastVector(nnx.Module):
+class InitialState(nnx.Module):
+  """Base class of initial states; subclasses define the call.
+
+  Attributes:
+    reads: what it depends on, as in `Sublayer.reads`.
+  """
+
+  reads: frozenset[str] = frozenset({'source'})
+
+  def __call__(
+    self, source: Source, segments: Int[Array, 'batch length'], num_vectors: int
+  ) -> tuple[Vectors, ...]:
+    """Returns the vectors of the initial state of a decoder of each of these segments."""
+    raise NotImplementedError
+
+
+class LastVector(InitialState):
   """Initial state from the source: tanh(W s + b) of the vector s of its last token, for each vector of the state.
 
   Args:
@@ -41,17 +64,14 @@ class LastVector(nnx.Module):
     places = jnp.where(is_own, jnp.arange(is_own.shape[2])[None, None], 0)
     return _at(source, places.max(axis=-1))
 
-  def __call__(
-    self, source: Source, segments: Int[Array, 'batch length']
-  ) -> Float[Array, 'batch length d_model']:
-    """Returns the initial state of a decoder of each of these segments."""
+  def __call__(self, source, segments, num_vectors):
     assert source.x is not None  # The cache of a decoder starts with the initial state.
     own = source.tokens.segments
     is_own = jnp.ones((*segments.shape, source.x.shape[1]), bool)
     if own is not None:
       is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
     s = self.vector(source, jnp.broadcast_to(is_own, (*segments.shape, source.x.shape[1])))
-    return s if self.bridge is None else jnp.tanh(self.bridge(s))
+    return (s if self.bridge is None else jnp.tanh(self.bridge(s)),) * num_vectors
 
 
 class FinalVectors(LastVector):
@@ -65,6 +85,52 @@ class FinalVectors(LastVector):
     return jnp.concatenate([halves[0][..., :size], halves[1][..., size:]], axis=-1)
 
 
+class FinalStates(InitialState):
+  """Initial state of each layer of a decoder from the same layer of a recurrent encoder: all vectors of its state, such
+  as h and c of an LSTM (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215, and fairseq's LSTMModel).
+
+  `Recurrent` layers of an encoder record their states; the decoder has as many cells of the same kind (`StackedCells`).
+
+  Args:
+    d_model: width of the encoder and of the state.
+    ends: builds what reads a vector at the end of the source; with `LastVector` for an encoder in one direction.
+
+  Raises:
+    UserError: when called, the encoder has no states, or not as many vectors as the state.
+  """
+
+  reads = frozenset({'source', 'source.states'})
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    ends: Callable[..., LastVector] = functools.partial(FinalVectors, use_bridge=False),
+    rngs: nnx.Rngs,
+  ):
+    self.ends = ends(d_model, rngs=rngs)
+
+  def __call__(self, source, segments, num_vectors):
+    states = source.recorded.get('states')
+    if states is None:
+      raise UserError(
+        'FinalStates reads the states of a recurrent encoder, but Source.recorded has none: use it in the decoder of '
+        'an EncoderDecoder whose encoder has @Recurrent layers'
+      )
+    layers, vectors = states.shape[1], states.shape[3]
+    if layers * vectors != num_vectors:
+      raise UserError(
+        f'FinalStates: the encoder has {layers} layers of {vectors} vectors, but the state of the decoder has '
+        f'{num_vectors} vectors: use as many cells of the same kind (StackedCells.num_layers = {layers})'
+      )
+    # The state of `StackedCells` begins with the highest cell.
+    return tuple(
+      self.ends(dataclasses.replace(source, x=states[:, layer, :, vector]), segments, 1)[0]
+      for layer in reversed(range(layers))
+      for vector in range(vectors)
+    )
+
+
 def _at(source: Source, places: Int[Array, 'batch length']) -> Float[Array, 'batch length d_model']:
   """Returns the vectors of the source at these places."""
   assert source.x is not None
@@ -72,19 +138,20 @@ def _at(source: Source, places: Int[Array, 'batch length']) -> Float[Array, 'bat
 
 
 def of_last_segment(
-  initial: LastVector | None, source: Source, zeros: Float[Array, 'batch d_model']
-) -> tuple[Float[Array, 'batch d_model'], Int[Array, ' batch']]:
+  initial: InitialState | None, source: Source, zeros: tuple[Float[Array, 'batch d_model'], ...]
+) -> tuple[tuple[Float[Array, 'batch d_model'], ...], Int[Array, ' batch']]:
   """Returns the initial state of a decoder of the last segment of each row of the source, and the segment.
 
   Args:
     initial: computes the state; None: `zeros`.
     source: the source.
-    zeros: zeros of the shape and dtype of the state.
+    zeros: zeros of the shapes and dtype of the vectors of the state.
   """
   assert source.x is not None
-  segment = jnp.ones(len(zeros), jnp.int32)
+  segment = jnp.ones(len(zeros[0]), jnp.int32)
   if source.tokens.segments is not None:
     segment = last_segment(jnp.broadcast_to(source.tokens.segments, source.x.shape[:2]), segment)
   if initial is None:
     return zeros, segment
-  return initial(source, segment[:, None])[:, 0].astype(zeros.dtype), segment
+  state = initial(source, segment[:, None], len(zeros))
+  return tuple(a[:, 0].astype(b.dtype) for a, b in zip(state, zeros, strict=True)), segment

@@ -19,7 +19,7 @@ from t2x.layers.initializers import build_context
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.keys import named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, run
-from t2x.layers.mixers.initial_states import LastVector, of_last_segment
+from t2x.layers.mixers.initial_states import InitialState, of_last_segment
 from t2x.layers.mixers.recurrence import last_segment
 from t2x.layers.parameters import dropout
 from t2x.layers.patterns.algebra import Causal, Full
@@ -52,12 +52,13 @@ class Recurrent(nnx.Module):
   Each segment starts with zeros, or with the state that `initial` computes from its source: the decoder of Sutskever
   et al. 2014 (https://arxiv.org/abs/1409.3215), which knows the source from one vector. Tokens must be in the order of
   their positions, and the tokens of a segment must be contiguous except for padding, which leaves the state unchanged.
+  It can record 'states', all vectors of the state after each token, [batch, length, vectors, d_model].
 
   Args:
     d_model: width of the input and output.
     cell: builds the cell: `ElmanCell`, `GRUCell` or `LSTMCell`.
-    initial: builds the initial state from the source, for decoders: `LastVector`, or `FinalVectors` for an encoder in both
-      directions. None: zeros.
+    initial: builds the initial state from the source, for decoders: `LastVector`, `FinalVectors` for an encoder in both
+      directions, or `FinalStates`. None: zeros.
     input_dropout: dropout of the input, with the same mask for all tokens of a row (Gal and Ghahramani 2016,
       https://arxiv.org/abs/1512.05287).
     state_dropout: dropout of the output of the preceding token in the cell, with one mask per row, too.
@@ -75,7 +76,7 @@ class Recurrent(nnx.Module):
     d_model: int,
     *,
     cell: Callable[..., Cell] = LSTMCell,
-    initial: Callable[..., LastVector] | None = None,
+    initial: Callable[..., InitialState] | None = None,
     input_dropout: TunableRate = 0.0,
     state_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -100,7 +101,8 @@ class Recurrent(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    return frozenset({'pattern'} if self.initial is None else {'pattern', 'source'})
+    fields = frozenset({'pattern', 'record.states'})
+    return fields if self.initial is None else fields | self.initial.reads
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
@@ -114,8 +116,7 @@ class Recurrent(nnx.Module):
     zeros = self._zeros(self.cell, batch, dtype)
     if self.initial is None:
       return CellState(zeros, jnp.zeros(batch, jnp.int32))
-    first, segment = of_last_segment(self.initial, source_of(self, source), zeros[0])
-    return CellState((first,) * len(zeros), segment)
+    return CellState(*of_last_segment(self.initial, source_of(self, source), zeros))
 
   def _zeros(self, cell: Cell, batch: int, dtype: Any) -> tuple[Array, ...]:
     wide = jnp.promote_types(dtype, Dtypes.reductions)
@@ -149,16 +150,20 @@ class Recurrent(nnx.Module):
       source = source_of(self, call.source)
       if segments is None:
         segments = jnp.ones(x.shape[:2], jnp.int32)
-      first = self.initial(source, segments).astype(start[0].dtype)
-    y, end = self._direction(self.cell, x, call, segments, start, before, first)
+      vectors = self.initial(source, segments, len(start))
+      first = tuple(a.astype(start[0].dtype) for a in vectors)
+    states, end = self._direction(self.cell, x, call, segments, start, before, first)
     if self.backward is not None:
       start = self._zeros(self.backward, len(x), x.dtype)
       later, _ = self._direction(self.backward, x, call, segments, start, before, reverse=True)
-      y = jnp.concatenate([y, later], axis=-1)
+      pairs = zip(states, later, strict=True)
+      states = tuple(jnp.concatenate(pair, axis=-1) for pair in pairs)
     new = None
     if cache is not None and segments is not None:
       new = CellState(end, last_segment(segments, before))
-    return Result(constrain(y, 'batch', 'length', 'embed'), new)
+    y = constrain(states[0], 'batch', 'length', 'embed')
+    recorded = {'states': jnp.stack(states, axis=2)} if 'states' in call.record else {}
+    return Result(y, new, recorded=recorded)
 
   def _direction(
     self,
@@ -168,11 +173,11 @@ class Recurrent(nnx.Module):
     segments: Int[Array, 'batch length'] | None,
     state: tuple[Array, ...],
     before: Int[Array, ' batch'],
-    first: Array | None = None,
+    first: tuple[Array, ...] | None = None,
     *,
     reverse: bool = False,
-  ) -> tuple[Array, tuple[Array, ...]]:
-    """Returns the outputs of a cell, and its state after the last step."""
+  ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Returns the output of a cell, with the other vectors of its state if they are recorded, and its last state."""
     factor = None
     if call.key is not None and self.state_dropout != 0.0:
       key = named_key(call.key, f'{"backward" if reverse else "cell"}.state_dropout')
@@ -182,7 +187,10 @@ class Recurrent(nnx.Module):
       order = segments[:, ::-1] if reverse else segments
       starts = begins(order, before)
       masks = {'starts': starts[:, ::-1] if reverse else starts, 'is_token': segments != 0}
-    return run(cell, x, state, first=first, factor=factor, reverse=reverse, **masks)
+    num_outputs = len(state) if 'states' in call.record else 1
+    return run(
+      cell, x, state, first=first, factor=factor, reverse=reverse, num_outputs=num_outputs, **masks
+    )
 
 
 def begins(

@@ -22,10 +22,11 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.keys import fold_in, named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, StackedCells
-from t2x.layers.mixers.initial_states import LastVector, of_last_segment
-from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.mixers.initial_states import InitialState, LastVector, of_last_segment
+from t2x.layers.mixers.step_outputs import StepOutput, TanhOutput
+from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Causal
-from t2x.layers.tokens import RowLayout, Tokens
+from t2x.layers.tokens import RowLayout
 
 __all__ = ['RecurrentDecoder', 'StateBeforeDecoder']
 
@@ -54,7 +55,7 @@ class RecurrentDecoder(nnx.Module):
   https://arxiv.org/abs/1508.04025, section 3.3; with `SourceAttention`, the RecurrentDecoder of Joey NMT).
 
   A step reads the token and the previous output, and attends to the source with the new state h as its query:
-  y = tanh(W [h; context] + b). The wiring `Plain` makes y the input of the next layer.
+  y = tanh(W [h; context] + b), or another `output`. The wiring `Plain` makes y the input of the next layer.
 
   The pattern must be Causal(), tokens must be in the order of their positions, and the tokens of a segment must be
   contiguous except for padding. Each segment starts from the state that `initial` computes from its source.
@@ -62,8 +63,9 @@ class RecurrentDecoder(nnx.Module):
   Args:
     d_model: width of the input, of the state and of the source.
     cell: builds the recurrent cell, as `cell(d_model, fed_dim=d_model, rngs=rngs)`.
-    attention: builds the attention to the source.
+    attention: builds the attention to the source, or `FixedVector`.
     initial: builds the initial state from the source. None: zeros.
+    output: builds the output, as `output(d_model, kernel_init, rngs=rngs)`.
     kernel_init: initialiser of W.
 
   Raises:
@@ -79,18 +81,20 @@ class RecurrentDecoder(nnx.Module):
     *,
     cell: Callable[..., Cell | StackedCells] = LSTMCell,
     attention: Callable[..., Sublayer] = SourceAttention,
-    initial: Callable[..., LastVector] | None = LastVector,
+    initial: Callable[..., InitialState] | None = LastVector,
+    output: Callable[..., StepOutput] = TanhOutput,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     self.cell = cell(d_model, fed_dim=d_model, rngs=rngs)
     self.attention: Any = FromSource(d_model, sublayer=attention, rngs=rngs)
     self.initial = initial and initial(d_model, rngs=rngs)
-    self.out = Linear((2, d_model), (d_model,), (None, 'mlp', 'embed'), init=kernel_init, rngs=rngs)
+    self.out = output(d_model, kernel_init, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:
-    return self.attention.reads | {'pattern'}
+    own = self.attention.reads | {'pattern'}
+    return own if self.initial is None else own | self.initial.reads
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
@@ -100,8 +104,8 @@ class RecurrentDecoder(nnx.Module):
     memory = self.attention.init_cache(batch, num_slots, dtype, source)
     assert source.x is not None
     zeros = jnp.zeros((batch, source.x.shape[2]), jnp.promote_types(dtype, Dtypes.reductions))
-    first, segment = of_last_segment(self.initial, source, zeros)
-    return DecoderState((first,) * self.cell.num_vectors, zeros, segment, memory)
+    state, segment = of_last_segment(self.initial, source, (zeros,) * self.cell.num_vectors)
+    return DecoderState(state, zeros, segment, memory)
 
   def __call__(
     self,
@@ -118,14 +122,15 @@ class RecurrentDecoder(nnx.Module):
     segments = jnp.broadcast_to(segments, x.shape[:2])
     state = self.init_cache(len(x), 0, x.dtype, source) if cache is None else cache
     # The cache of one document starts with its initial state.
-    first = jnp.zeros(x.shape, state.fed.dtype)
+    first: tuple[Array, ...] = (jnp.zeros(x.shape, state.fed.dtype),) * len(state.cell)
     if cache is None and self.initial is not None:
-      first = self.initial(source, segments).astype(state.fed.dtype)
+      vectors = self.initial(source, segments, len(first))
+      first = tuple(a.astype(state.fed.dtype) for a in vectors)
     tokens = dataclasses.replace(
       call.tokens, segments=segments, layout=RowLayout.ARBITRARY, right_padded=False, grid=None
     )
     tokens = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(x), *a.shape[1:])), tokens)
-    inputs = constrain(self.cell.project(x), 'batch', None, None, 'mlp'), first, tokens
+    inputs = x, constrain(self.cell.project(x), 'batch', None, None, 'mlp'), first, tokens
     steps = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), inputs)
     numbers = jnp.arange(x.shape[1])
 
@@ -144,13 +149,20 @@ class RecurrentDecoder(nnx.Module):
     return Result(y, None if cache is None else state, recorded=recorded)
 
   def _step(
-    self, state: DecoderState, step: tuple[Array, Array, Tokens], call: Call, memory: Any
+    self, state: DecoderState, step: Any, call: Call, memory: Any
   ) -> tuple[DecoderState, tuple[Array, dict[str, Array]]]:
-    """Returns the state after a token of each row, and the output [batch, d_model] with recorded arrays."""
-    projected, first, tokens = step
+    """Returns the state after a token of each row, and the output [batch, d_model] with recorded arrays.
+
+    Args:
+      state: state before the token.
+      step: input of the token, its projection for the cell, vectors of a new state and metadata of the token.
+      call: the call of the decoder.
+      memory: cache of the attention.
+    """
+    x, projected, first, tokens = step
     is_token = (tokens.segments != 0)[:, None]
     starts = is_token & (tokens.segments != state.segment)[:, None]
-    before = tuple(jnp.where(starts, first, a) for a in state.cell)
+    before = tuple(jnp.where(starts, a, b) for a, b in zip(first, state.cell, strict=True))
     fed = jnp.where(starts, 0, state.fed)
     own = dataclasses.replace(
       call,
@@ -162,13 +174,14 @@ class RecurrentDecoder(nnx.Module):
       return self.attention(h[:, None].astype(projected.dtype), own, memory)
 
     advance = functools.partial(self.cell, projected, state=before, key=named_key(call.key, 'cell'))
-    cell, y, recorded = self._advance(advance, fed, before[0], attend)
+    cell, result = self._advance(advance, fed, before[0], attend)
+    y = self.out.of_step(cell[0].astype(x.dtype), x, result.x[:, 0])
     new = DecoderState(
       tuple(jnp.where(is_token, a, b) for a, b in zip(cell, state.cell, strict=True)),
       jnp.where(is_token, y.astype(fed.dtype), state.fed),
       jnp.where(is_token[:, 0], tokens.segments, state.segment),
     )
-    return new, (y, recorded)
+    return new, (y, dict(result.recorded))
 
   def _advance(
     self,
@@ -176,8 +189,8 @@ class RecurrentDecoder(nnx.Module):
     fed: Array,
     before: Array,
     attend: Callable[[Array], Result],
-  ) -> tuple[tuple[Array, ...], Array, dict[str, Array]]:
-    """Returns the vectors of the state after a step, its output and the recorded arrays of the attention.
+  ) -> tuple[tuple[Array, ...], Result]:
+    """Returns the vectors of the state after a step, and the result of the attention.
 
     Args:
       cell: returns the state for what it is fed.
@@ -186,12 +199,7 @@ class RecurrentDecoder(nnx.Module):
       attend: attends with a query.
     """
     state = cell(fed=fed)
-    result = attend(state[0])
-    return state, self._output(state[0], result), dict(result.recorded)
-
-  def _output(self, h: Array, result: Result) -> Array:
-    pair = jnp.stack([h.astype(result.x.dtype), result.x[:, 0]], axis=1)
-    return jnp.tanh(self.out(pair))
+    return state, attend(state[0])
 
 
 class StateBeforeDecoder(RecurrentDecoder):
@@ -199,10 +207,10 @@ class StateBeforeDecoder(RecurrentDecoder):
   https://arxiv.org/abs/1409.0473, section 3.1).
 
   A step computes the context with the state h before it as the query, and then the new state from the token and the
-  context. Its output is that of `RecurrentDecoder`, not the paper's maxout. For the arguments see `RecurrentDecoder`.
+  context. The paper's output is `MaxoutOutput`. With `FixedVector` as its attention it is the decoder of Cho et al. 2014
+  (https://arxiv.org/abs/1406.1078). For the arguments see `RecurrentDecoder`.
   """
 
   def _advance(self, cell, fed, before, attend):
     result = attend(before)
-    state = cell(fed=result.x[:, 0])
-    return state, self._output(state[0], result), dict(result.recorded)
+    return cell(fed=result.x[:, 0]), result

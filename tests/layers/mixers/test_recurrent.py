@@ -71,17 +71,16 @@ def test_the_gradient_of_the_loop_is_that_of_the_plain_loop(name, reverse):
   state = tuple(
     jnp.asarray(rng.normal(size=(2, WIDTH)), jnp.float32) for _ in range(cell.num_vectors)
   )
-  first, factor = (
-    jnp.asarray(WEIGHTS) * 0.3,
-    jnp.asarray(rng.integers(0, 3, (2, WIDTH)), jnp.float32),
-  )
+  first = tuple(jnp.asarray(WEIGHTS) * 0.3 / (n + 1) for n in range(cell.num_vectors))
+  factor = jnp.asarray(rng.integers(0, 3, (2, WIDTH)), jnp.float32)
   is_token = jnp.asarray(SEGMENTS != 0)
   starts = jnp.asarray(rng.integers(0, 2, (2, LENGTH)) > 0) & is_token
 
   def loss(cell, x, state, first):
     settings = {'starts': starts, 'is_token': is_token, 'first': first, 'factor': factor}
-    y, end = run(cell, x, state, reverse=reverse, **settings)
-    return (y * WEIGHTS).sum() + sum(jnp.square(a).sum() for a in end)
+    outputs, end = run(cell, x, state, reverse=reverse, num_outputs=cell.num_vectors, **settings)
+    weighted = sum((a * WEIGHTS).sum() * (n + 1) for n, a in enumerate(outputs))
+    return weighted + sum(jnp.square(a).sum() for a in end)
 
   def gradient(is_plain):
     def of(*arrays):

@@ -16,12 +16,14 @@ from t2x.layers import (
   MLP,
   Causal,
   ElmanCell,
+  FinalStates,
   FinalVectors,
   Full,
   LastVector,
   MultiHeadAttention,
   Plain,
   RandomScores,
+  Recurrent,
   RecurrentDecoder,
   RoPE,
   Source,
@@ -138,11 +140,59 @@ def test_the_final_vector_of_both_directions_is_that_of_the_last_and_the_first_t
   own = jnp.asarray([[1, 1, 0, 2, 2], [0, 1, 1, 1, 0]])
   source = Source(X, Tokens.row(5, segments=own))
   initial = FinalVectors(WIDTH, use_bridge=False, rngs=nnx.Rngs(0))
-  found = initial(source, jnp.asarray([[1, 2], [1, 1]]))
+  (found,) = initial(source, jnp.asarray([[1, 2], [1, 1]]), 1)
   half = WIDTH // 2
   for row, place, first, last in ((0, 0, 0, 1), (0, 1, 3, 4), (1, 0, 1, 3)):
     np.testing.assert_array_equal(found[row, place, :half], X[row, last, :half])
     np.testing.assert_array_equal(found[row, place, half:], X[row, first, half:])
+
+
+def test_final_states_are_those_of_the_same_layer_of_the_encoder():
+  own = jnp.asarray([[1, 1, 0, 2, 2], [0, 1, 1, 1, 0]])
+  # Two layers of h and c, of which the encoder records the first layer first.
+  states = jax.random.normal(jax.random.key(1), (2, 2, 5, 2, WIDTH))
+  source = Source(X, Tokens.row(5, segments=own), recorded={'states': states})
+  last = part(LastVector, use_bridge=False)
+  found = FinalStates(WIDTH, ends=last, rngs=nnx.Rngs(0))(source, jnp.asarray([[2], [1]]), 4)
+  order = [(1, 0), (1, 1), (0, 0), (0, 1)]
+  for vector, (layer, place) in zip(found, order, strict=True):
+    np.testing.assert_array_equal(vector[0, 0], states[0, layer, 4, place])
+    np.testing.assert_array_equal(vector[1, 0], states[1, layer, 3, place])
+
+
+def test_states_that_the_encoder_does_not_have_are_refused():
+  decoder, row = RecurrentDecoder(WIDTH, initial=FinalStates, rngs=nnx.Rngs(0)), Tokens.row(5)
+  with pytest.raises(UserError, match=r'Source.recorded has none'):
+    applied(decoder, X, pattern=Causal(), source=Source(X, row))
+  with pytest.raises(UserError, match='2 layers of 2 vectors, but the state of the decoder has 2'):
+    states = jnp.zeros((2, 2, 5, 2, WIDTH))
+    applied(decoder, X, pattern=Causal(), source=Source(X, row, recorded={'states': states}))
+
+  def built(mixer, initial):
+    layer = part(SublayerBlock, sublayers={'mixer': mixer}, wiring=Plain)
+    own = part(RecurrentDecoder, initial=initial)
+    above = part(SublayerBlock, sublayers={'mixer': own}, wiring=Plain)
+    return EncoderDecoder(
+      d_model=WIDTH,
+      embedding=part(TokenEmbedding, vocab_size=VOCAB),
+      encoder=part(Encoder, stack=part(Stack, num_layers=1, blocks=[layer])),
+      decoder=part(Decoder, stack=part(Stack, num_layers=1, blocks=[above])),
+      rngs=nnx.Rngs(0),
+    )
+
+  with pytest.raises(UserError, match='reads the states of the layers of the encoder'):
+    built(part(MultiHeadAttention, num_heads=4), FinalStates)
+  ids = jnp.ones((1, 3), jnp.int32)
+
+  def recorded(initial, *record):
+    model = built(Recurrent, initial)
+    names = jax.eval_shape(lambda: model(ids, ids, record=frozenset(record)).recorded)
+    return list(names)
+
+  # States that only the decoder reads are not returned.
+  assert recorded(FinalStates) == []
+  for initial in (FinalStates, LastVector):
+    assert recorded(initial, 'states') == ['encoder.blocks.0.mixer.states']
 
 
 def test_projections_of_a_part_of_the_width_need_both():
