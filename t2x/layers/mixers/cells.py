@@ -81,6 +81,18 @@ class Cell(nnx.Module):
     """
     raise NotImplementedError
 
+  def advance(self, z: Gates, r: Gates, state: State) -> tuple[State, Any]:
+    """Returns the result of `update`, and what `pull` reads of it."""
+    return self.update(z, r, state), r
+
+  def pull(self, z: Gates, saved: Any, state: State, gradients: State) -> tuple[Any, ...]:
+    """Returns the gradients of the cell, of z, r and the state before a step, from those of the state after it."""
+
+    def update(cell: Cell, *inputs: Any) -> State:
+      return cell.update(*inputs)
+
+    return jax.vjp(update, self, z, saved, state)[1](gradients)
+
   def __call__(
     self, projected: Gates, fed: Vectors, state: State, key: Array | None = None
   ) -> State:
@@ -150,13 +162,38 @@ class LSTMCell(Cell):
     return _normed(self.input_norm, self.inputs(x))
 
   def update(self, z: Gates, r: Gates, state: State) -> State:
+    return self._parts(z, r, state)[0]
+
+  def _parts(self, z: Gates, r: Gates, state: State) -> tuple[State, tuple[Gates, Vectors]]:
+    """Returns the state after a step, and the gates with the factor of the output gate."""
     _, c = state
-    gates = (z + _normed(self.state_norm, r)).astype(c.dtype)
+    before = (z + _normed(self.state_norm, r)).astype(c.dtype)
     # One tanh for all gates, which XLA computes fastest over an array without slices.
     factor = jnp.asarray([0.5, 0.5, 1.0, 0.5], c.dtype)[None, :, None]
-    i, f, g, o = jnp.moveaxis(_once(_once(jnp.tanh(factor * gates)) * factor + (1 - factor)), 1, 0)
+    gates = _once(_once(jnp.tanh(factor * before)) * factor + (1 - factor))
+    i, f, g, o = jnp.moveaxis(gates, 1, 0)
     c = _once(f * c + i * g)
-    return o * jnp.tanh(c if self.output_norm is None else self.output_norm(c)), c
+    t = _once(jnp.tanh(c if self.output_norm is None else self.output_norm(c)))
+    return (o * t, c), (gates, t)
+
+  def advance(self, z: Gates, r: Gates, state: State) -> tuple[State, Any]:
+    new, parts = self._parts(z, r, state)
+    return new, parts if self.state_norm is None else r
+
+  def pull(self, z: Gates, saved: Any, state: State, gradients: State) -> tuple[Any, ...]:
+    if self.state_norm is not None:
+      return super().pull(z, saved, state, gradients)
+    gates, t = saved
+    i, f, g, o = jnp.moveaxis(gates, 1, 0)
+    dh, dc = _once(gradients[0]), gradients[1]
+    dc = _once(dc + dh * o * (1 - t * t))
+    # Factors of the derivatives s (1 - s) and 1 - g^2 of the gates, which are computed without slices.
+    factors = _once(
+      jnp.stack(optimization_barrier([dc * g, dc * state[1], dc * i, dh * t]), axis=1)
+    )
+    is_g = jnp.asarray([0.0, 0.0, 1.0, 0.0], gates.dtype)[None, :, None]
+    dz = _once(factors * (gates + is_g * (1 - gates) - gates * gates)).astype(z.dtype)
+    return jax.tree.map(jnp.zeros_like, self), dz, dz, (jnp.zeros_like(dh), dc * f)
 
 
 class StackedCells(nnx.Module):
@@ -280,19 +317,12 @@ def _begin(state: State, step: Steps) -> State:
   if 'starts' not in step:
     return state
   first = step.get('first', tuple(map(jnp.zeros_like, state)))
-  return tuple(jnp.where(step['starts'], a, b) for a, b in zip(first, state, strict=True))
+  return _where(step['starts'], first, state)
 
 
-def _product(kernel: Array, factor: Vectors | None, h: Vectors) -> Gates:
-  h = h if factor is None else h * factor.astype(h.dtype)
-  return project(h.astype(kernel.dtype), kernel, 1)
-
-
-def _advance(is_token: Any, cell: Cell, z: Gates, r: Gates, state: State) -> State:
-  new = cell.update(z, r, state)
-  if is_token is None:
-    return new
-  return tuple(jnp.where(is_token, a, b) for a, b in zip(new, state, strict=True))
+def _where(condition: Bool[Array, 'batch 1'], a: State, b: State) -> State:
+  """Returns the vectors of the state `a` where the condition holds, and of `b` elsewhere."""
+  return tuple(jnp.where(condition, *pair) for pair in zip(a, b, strict=True))
 
 
 # Whether the last step is the first, and the number of vectors of the state that are outputs.
@@ -301,18 +331,21 @@ Static = tuple[bool, int]
 
 def _forward_loop(
   static: Static, cell: Cell, kernel: Array, state: State, steps: Steps, factor: Vectors | None
-) -> tuple[State, tuple[Array, ...], tuple[Array, ...], Array]:
-  """Returns the last state, and of each step the outputs, the state that it continues and the product."""
+) -> tuple[State, tuple[Array, ...], tuple[Array, ...], Any]:
+  """Returns the last state, and of each step the outputs, the state that it continues and what `Cell.pull` reads."""
   reverse, num_outputs = static
 
   def step(state: State, step: Steps) -> tuple[State, Any]:
     state = _begin(state, step)
-    r = _product(kernel, factor, state[0])
-    new = _advance(step.get('is_token'), cell, step['z'], r, state)
-    return new, (new[:num_outputs], state, r)
+    h = state[0] if factor is None else state[0] * factor
+    r = project(h.astype(kernel.dtype), kernel, 1)
+    new, parts = cell.advance(step['z'], r, state)
+    if 'is_token' in step:
+      new = _where(step['is_token'], new, state)
+    return new, (new[:num_outputs], state, parts)
 
-  state, (outputs, before, r) = jax.lax.scan(step, state, steps, reverse=reverse)
-  return state, outputs, before, r
+  state, (outputs, before, parts) = jax.lax.scan(step, state, steps, reverse=reverse)
+  return state, outputs, before, parts
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -321,33 +354,36 @@ def _loop(static: Static, *inputs: Any) -> tuple[State, tuple[Array, ...]]:
 
 
 def _forward(static: Static, *inputs: Any) -> tuple[Any, Any]:
-  *outputs, before, r = _forward_loop(static, *inputs)
-  return tuple(outputs), (inputs, before, r)
+  *outputs, before, parts = _forward_loop(static, *inputs)
+  return tuple(outputs), (inputs, before, parts)
 
 
 def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
-  (cell, kernel, state, steps, factor), before, r = saved
+  (cell, kernel, state, steps, factor), before, parts = saved
   last, outputs = gradients
+  # Transposed once for all steps: [gates, state_dim, inputs].
+  transposed = optimization_barrier(jnp.moveaxis(kernel, 0, -1))
 
   def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
-    state, dcell = carry
-    step, before, r, added = inputs
-    advance = functools.partial(_advance, step.get('is_token'))
-    _, pull = jax.vjp(advance, cell, step['z'], r, before)
-    own = map(operator.add, state, added)
-    more, dz, dr, state = pull((*own, *state[len(added) :]))
-    _, pull = jax.vjp(functools.partial(_product, kernel, factor), before[0])
-    state = (state[0] + pull(dr)[0], *state[1:])
+    after, dcell = carry
+    step, before, parts, added = inputs
+    after = (*map(operator.add, after, added), *after[len(added) :])
+    zeros = tuple(map(jnp.zeros_like, after))
+    own = _where(step['is_token'], after, zeros) if 'is_token' in step else after
+    more, dz, dr, state = cell.pull(step['z'], parts, before, own)
+    dh = project(dr.astype(kernel.dtype), transposed, 2).astype(state[0].dtype)
+    state = (state[0] + (dh if factor is None else dh * factor), *state[1:])
+    if 'is_token' in step:
+      state = tuple(map(operator.add, state, _where(step['is_token'], zeros, after)))
     outputs = {'z': dz}
     if 'starts' in step:
-      new = tuple(jnp.where(step['starts'], a, 0) for a in state)
-      state = tuple(jnp.where(step['starts'], 0, a) for a in state)
+      new, state = (_where(step['starts'], *pair) for pair in ((state, zeros), (zeros, state)))
       if 'first' in step:
         outputs['first'] = new
     return (state, jax.tree.map(jnp.add, dcell, more)), (outputs, dr)
 
   carry = last, jax.tree.map(jnp.zeros_like, cell)
-  inputs = steps, before, r, outputs
+  inputs = steps, before, parts, outputs
   (state, dcell), (dsteps, dr) = jax.lax.scan(step, carry, inputs, reverse=not static[0])
   # The gradient of the matrix, for all steps at once.
   rows = before[0] if factor is None else before[0] * factor.astype(before[0].dtype)[None]
