@@ -1,9 +1,12 @@
 """Milliseconds of a step of an LSTM layer in t2x and in torch.nn, with and without the backward pass.
 
 python experiments/speed/recurrent.py
+XLA_FLAGS='--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1' taskset -c 0 \\
+  python experiments/speed/recurrent.py --threads 1
 
 Both have the same sizes, and run in alternating rounds in one process, without padding. Times are medians; the last column
-is the speed of t2x divided by that of PyTorch.
+is the speed of t2x divided by that of PyTorch. With one thread of PyTorch, times are CPU time of the process, which other
+processes disturb less.
 """
 
 import argparse
@@ -63,15 +66,16 @@ def main() -> None:
 
   if arguments.threads is not None:
     torch.set_num_threads(arguments.threads)
+  clock = time.process_time if arguments.threads == 1 else time.perf_counter
   for size in SIZES:
     functions = contenders(*size)
     times: dict[tuple[str, str], list[float]] = {name: [] for name in functions}
     for number in range(arguments.rounds + 3):
       for name, run in functions.items():
-        began = time.perf_counter()
+        began = clock()
         run()
         if number >= 3:  # The first rounds compile and fill the allocator.
-          times[name].append(1e3 * (time.perf_counter() - began))
+          times[name].append(1e3 * (clock() - began))
     for kind in ('forward', 'forward and backward'):
       ours, theirs = (statistics.median(times[kind, name]) for name in ('t2x', 'torch'))
       print(
