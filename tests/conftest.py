@@ -20,8 +20,9 @@ os.environ.update(
   {
     'JAX_PLATFORMS': 'cpu',
     'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
-    # The older compiler's fusion emitters take most of its time; the newer one has nothing else.
-    'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false'
+    # The older compiler's fusion emitters take most of its time; the newer one has nothing else. Programs are small:
+    # to compile their parts in parallel takes longer than to compile them.
+    'XLA_FLAGS': '--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
     if importlib.metadata.version('jax').startswith('0.10.')
     else '',
     'JAX_COMPILATION_CACHE_DIR': str(Path(__file__).parents[1] / '.pytest_cache' / 'xla'),
