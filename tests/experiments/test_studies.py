@@ -32,14 +32,16 @@ SWEEPS = {
   'scaling/sweep': (5, 3),
   'switches/sweep': (14, 5),
   'tokenizers/sweep': (7, 3),
+  'experts/sweep': (15, 3),
 }
-# The variants of `causal_lm`, `more_causal_lm`, `deep` and `recall_sweep` in another model or task.
+# The variants of `causal_lm`, `more_causal_lm`, `deep` and `recall_sweep` in another model or task; experts in other sizes.
 NIGHTLY = {
   'positions/masked_lm',
   'positions/more_masked_lm',
   'norm_and_warmup/deep_warmup',
   'long_range/pixels_sweep',
   'long_range/listops_sweep',
+  'experts/sweep',
 }
 # Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
 NUMBERS = {
@@ -73,6 +75,14 @@ def test_every_variant_resolves_at_every_point(name):
   configs = {arm.title: read_config(arm.files, arm.bindings).build() for arm in sweep.arms()}
   # No two are the same experiment.
   assert len({repr(config) for config in configs.values()}) == len(configs)
+
+
+@pytest.mark.parametrize('name', ['rates', 'number_and_k'])
+def test_the_sweeps_of_experts_share_trials(name):
+  sweep, other = sweep_of('experts/sweep'), sweep_of(f'experts/{name}')
+  trials = {(arm.variant, arm.files, arm.bindings) for arm in sweep.arms()}
+  assert trials.issuperset((arm.variant, arm.files, arm.bindings) for arm in other.arms())
+  assert {*sweep.seed_list} <= {*other.seed_list}
 
 
 def test_every_feed_forward_layer_resolves_over_the_base():
