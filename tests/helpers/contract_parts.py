@@ -26,6 +26,7 @@ from t2x.layers import (
   DotProductScores,
   Dropless,
   DynamicConvolution,
+  EluPlusOne,
   ExpertChoice,
   FastWeights,
   FavorPlus,
@@ -192,7 +193,8 @@ PARTS = {
   },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},
-  'fast weights': {'build': part(FastWeights, num_heads=4, chunk=5)},
+  # Of four features DPFP has sums so small that bfloat16 changes their shares.
+  'fast weights': {'build': part(FastWeights, num_heads=4, chunk=5, features=EluPlusOne)},
   'AFT-simple': {'build': part(AttentionFree, bias=NoBias, num_heads=4)},
   'AFT-local': {
     'build': part(AttentionFree, bias=part(LocalBias, max_length=12, window=3), num_heads=2)
@@ -245,10 +247,9 @@ PARTS = {
   },
   'attention over states in parts': {
     'build': part(
-      MultiHeadAttention,
-      num_heads=2,
-      value_dim=4,
-      scores=AdditiveScores,
+      attention,
+      num_kv_heads=1,
+      value_dim=8,
       queries=part(SplitQueries, num_parts=2),
       key_values=part(SplitKeyValues, num_parts=2),
       head_outputs=part(PredictionHeads, num_parts=2),
