@@ -33,8 +33,16 @@ SWEEPS = {
   'switches/sweep': (14, 5),
   'tokenizers/sweep': (7, 3),
   'experts/sweep': (15, 3),
+  'before_transformers/rates': (5, 1),
+  'before_transformers/copying': (5, 3),
+  'before_transformers/dates': (3, 3),
+  'before_transformers/examples': (2, 3),
+  'before_transformers/examples_rates': (2, 1),
+  'before_transformers/recall': (3, 3),
+  'before_transformers/recall_rates': (3, 1),
 }
-# The variants of `causal_lm`, `more_causal_lm`, `deep` and `recall_sweep` in another model or task; experts in other sizes.
+# The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
+# rates; experts in other sizes.
 NIGHTLY = {
   'positions/masked_lm',
   'positions/more_masked_lm',
@@ -42,6 +50,11 @@ NIGHTLY = {
   'long_range/pixels_sweep',
   'long_range/listops_sweep',
   'experts/sweep',
+  'before_transformers/rates',
+  'before_transformers/dates',
+  'before_transformers/examples',
+  'before_transformers/examples_rates',
+  'before_transformers/recall_rates',
 }
 # Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
 NUMBERS = {
@@ -61,6 +74,9 @@ OTHER_METRICS = {
   'positions/more_masked_lm_2x': 'positions/more_masked_lm',
   'positions/more_masked_lm_4x': 'positions/more_masked_lm',
   'attention_basics/mask_rate_at_40': 'attention_basics/mask_rate',
+  'before_transformers/copying_100': 'before_transformers/copying',
+  'before_transformers/dates_4': 'before_transformers/dates',
+  'before_transformers/recall_10': 'before_transformers/recall',
 }
 
 
@@ -100,7 +116,7 @@ def test_another_metric_reuses_the_trials(name):
   evaluation, _, metric = sweep.metric.partition('/')
   arm = next(sweep.arms())
   assert evaluation in read_config(arm.files, arm.bindings).build().evaluations
-  assert (metric, sweep.margin) == ('loss', other.margin)
+  assert (metric, sweep.margin) == (other.metric.rpartition('/')[2], other.margin)
   assert sweep.metric != other.metric
 
 
