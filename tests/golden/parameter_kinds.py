@@ -137,6 +137,14 @@ PARTS = [
   *_width(layers.PatchEmbedding, patch_size=2, num_registers=2),
   *_width(layers.AudioStem, num_features=3),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
+  *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),
+  *_width(layers.Affine, layers.MaxPool, layers.ActivatedResidual),
+  *_width(layers.SqueezeExcitation, reduction=4),
+  *_width(layers.GridBranch, parts={'convolution': layers.GridConvolution}),
+  partial(layers.GridStem, W, parts={'convolution': partial(layers.GridConvolution, width=W)}),
+  partial(
+    layers.ResidualMerge, W, parts={'a': layers.GridConvolution}, shortcut=layers.GridConvolution
+  ),
   *_width(layers.LayerScale, layers.NoNorm, layers.Plain, layers.ScaledResidual),
   *_width(layers.FixupWiring),
   *_width(layers.ReZero, norm=layers.RMSNorm),

@@ -6,9 +6,12 @@ into the closed form here, apart from the model code.
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from t2x.experiments import read_config
+from t2x.layers import Dense
+from t2x.train.logs.flops import _multiply_adds, with_kernels
 from t2x.train.params import Blueprint
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
@@ -18,6 +21,7 @@ PUBLISHED = {
   'bart_large': 406_291_456,
   'bert_base': 109_482_240,
   'bert_large': 335_141_888,
+  'convnext_t': 28_589_128,
   'deepseek_v2_lite': 15_706_484_224,
   'gpt2_large': 774_030_080,
   'gpt2_medium': 354_823_168,
@@ -28,6 +32,9 @@ PUBLISHED = {
   'llama3_8b': 8_030_261_248,
   'minilm_l6': 22_713_216,
   'mixtral_8x7b': 46_702_792_704,
+  'resnet_18': 11_689_512,
+  'resnet_50': 25_557_032,
+  'se_resnet_50': 28_088_024,
   'swin_t': 28_288_354,
   't5_v1_1_base': 247_577_856,
   't5_v1_1_large': 783_150_080,
@@ -65,6 +72,25 @@ DERIVED = {
 def test_parameter_count(name, expected):
   model = read_config([MODELS / f'{name}.gin']).build().shapes()
   assert Blueprint(model).size == expected
+
+
+@pytest.mark.parametrize(
+  ('name', 'weights'),
+  [
+    ('resnet_18', 'ResNet18_Weights'),
+    ('resnet_50', 'ResNet50_Weights'),
+    ('convnext_t', 'ConvNeXt_Tiny_Weights'),
+    ('swin_t', 'Swin_T_Weights'),
+  ],
+)
+def test_multiply_adds_per_image_are_those_that_torchvision_lists(name, weights):
+  reason = "the extra 'references' is not installed"
+  listed = getattr(pytest.importorskip('torchvision', reason=reason).models, weights)
+  model = read_config([MODELS / f'{name}.gin']).build().shapes()
+  model = with_kernels(model, lambda kernel: Dense())
+  image = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
+  counted = _multiply_adds(jax.make_jaxpr(lambda model, x: model(x).x)(model, image).jaxpr).full
+  assert round(counted / 1e9, 3) == listed.IMAGENET1K_V1.meta['_ops']
 
 
 def test_active_parameters_are_those_of_the_chosen_experts():

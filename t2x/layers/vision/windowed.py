@@ -19,6 +19,7 @@ from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.keys import fold_in
 from t2x.layers.patterns.algebra import Full
 from t2x.layers.tokens import Tokens
+from t2x.layers.vision.grids import check_full, grid_of
 
 __all__ = ['Windowed']
 
@@ -78,7 +79,8 @@ class Windowed(nnx.Module):
   ) -> Result:
     """Mixes the tokens of each window of `x`."""
     check_no_source(self, call)
-    windows = Windows.of(self._grid(call), self.size, self.shift)
+    check_full(self, call)
+    windows = Windows.of(grid_of(self, call.tokens), self.size, self.shift)
     batch, number = len(x), windows.number
     regions = windows.segments()
     segments = None if regions is None else jnp.tile(jnp.asarray(regions), (batch, 1))
@@ -91,21 +93,6 @@ class Windowed(nnx.Module):
     losses = {name: a.reshape(batch, number).mean(axis=1) for name, a in result.aux.losses.items()}
     aux = dataclasses.replace(result.aux, losses=losses)
     return Result(constrain(windows.join(result.x), 'batch', 'length', 'embed'), aux=aux)
-
-  def _grid(self, call: Call) -> tuple[int, ...]:
-    """Returns the grid of the tokens; raises UserError if windows cannot represent the call."""
-    tokens = call.tokens
-    if tokens.grid is None or tokens.num_extra or tokens.segments is not None:
-      raise UserError(
-        f'Windowed needs one grid of tokens per row, but the tokens have the grid {tokens.grid}, {tokens.num_extra} '
-        f'before it, and {"no " if tokens.segments is None else ""}segments: use patches of images without class '
-        'token (PatchEmbedding.class_token = False)'
-      )
-    if call.pattern.offsets() != Full().offsets():
-      raise UserError(
-        f'Windowed does not support the pattern {call.pattern}: use Full(), or a mixer without windows'
-      )
-    return tokens.grid
 
 
 @dataclasses.dataclass(frozen=True)

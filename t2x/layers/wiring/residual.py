@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -24,6 +25,7 @@ from t2x.layers.parameters import dropout, param
 from t2x.layers.streams import Copies, StreamEnds
 
 __all__ = [
+  'ActivatedResidual',
   'BranchNorm',
   'FixupWiring',
   'LayerScale',
@@ -114,6 +116,16 @@ class _Residual(NormedWiring):
     return dataclasses.replace(result, x=x + result.x)
 
 
+class _NormBefore(_Residual):
+  """Base class with a norm before the sublayer, or None."""
+
+  norm: Any
+
+  def _before(self, x: Array) -> Array:
+    """Returns the input of the sublayer."""
+    return x if self.norm is None else self.norm(x)
+
+
 class NoNorm(_Residual):
   """No norm: x + dropout(sublayer(x)), for initialisations that make norms unnecessary (`t_fixup_encoder`).
 
@@ -141,6 +153,32 @@ class Plain(NormedWiring):
     return branch(x)
 
 
+class ActivatedResidual(Plain):
+  """Activation after the addition, without a norm: activation(x + dropout(sublayer(x))), as in ResNet
+  (https://arxiv.org/abs/1512.03385), whose convolutions have norms of their own.
+
+  Args:
+    d_model: width of the residual stream.
+    activation: activation of the sum.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    activation: Callable[[Array], Array] = jax.nn.relu,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(d_model, dropout_rate=dropout_rate, rngs=rngs)
+    self.activation = activation
+
+  def connect(self, x, branch):
+    result = branch(x)
+    return dataclasses.replace(result, x=self.activation(x + result.x))
+
+
 class ScaledResidual(Plain):
   """Residual connection without a norm: sqrt(0.5) * (x + sublayer(dropout(x))), whose variance is that of x if both terms
   have the same and are independent (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.4).
@@ -159,7 +197,7 @@ class ScaledResidual(Plain):
     return dataclasses.replace(result, x=0.5**0.5 * (x + result.x))
 
 
-class PreNorm(_Residual):
+class PreNorm(_NormBefore):
   """Norm before the sublayer: x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
 
   Args:
@@ -167,9 +205,6 @@ class PreNorm(_Residual):
     norm: builds the norm.
     dropout_rate: dropout on the sublayer's output.
   """
-
-  def _before(self, x: Array) -> Array:
-    return self.norm(x)
 
 
 class PostNorm(NormedWiring):
@@ -220,13 +255,13 @@ class Sandwich(PreNorm):
     return self.branch_norm(y)
 
 
-class LayerScale(PreNorm):
+class LayerScale(_NormBefore):
   """Learned factor of each feature of the branch: x + dropout(gamma * sublayer(norm(x))) (CaiT,
   https://arxiv.org/abs/2103.17239, section 2).
 
   Args:
     d_model: width of the residual stream.
-    norm: builds the norm before the sublayer.
+    norm: builds the norm before the sublayer; None: no norm (ConvNeXt, https://arxiv.org/abs/2201.03545).
     initial_value: initial value of gamma; the paper uses 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6
       above.
     dropout_rate: dropout on the scaled branch.
@@ -236,7 +271,7 @@ class LayerScale(PreNorm):
     self,
     d_model: int,
     *,
-    norm: Callable[..., Norm] = LayerNorm,
+    norm: Callable[..., Norm] | None = LayerNorm,
     initial_value: Positive = 1e-5,
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -244,14 +279,15 @@ class LayerScale(PreNorm):
     def constant(key, shape, dtype):
       return jnp.full(shape, initial_value, dtype)
 
-    super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
+    self.norm = norm and norm(d_model, rngs=rngs)
+    self.dropout_rate = dropout_rate
     self.gamma = param(constant, (d_model,), ('embed',), rngs, kind='vector', keep_float32=True)
 
   def _after(self, y: Array) -> Array:
     return (y * with_rank(float32(self.gamma), y.ndim)).astype(y.dtype)
 
 
-class ReZero(_Residual):
+class ReZero(_NormBefore):
   """Learned scalar factor of the branch, initially 0: x + alpha * dropout(sublayer(x))
   (https://arxiv.org/abs/2003.04887).
 
@@ -272,12 +308,9 @@ class ReZero(_Residual):
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    self.norm = norm and norm(d_model, rngs=rngs)
     self.alpha = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
     self.dropout_rate = dropout_rate
-
-  def _before(self, x: Array) -> Array:
-    return x if self.norm is None else self.norm(x)
 
   def _after(self, y: Array) -> Array:
     return (y * float32(self.alpha)).astype(y.dtype)
