@@ -63,6 +63,7 @@ from t2x.layers.mixers.sinkhorn_attention import *
 from t2x.layers.mixers.step_outputs import *
 from t2x.layers.mixers.synthesizers import *
 from t2x.layers.mixers.synthetic_scores import *
+from t2x.layers.mixers.token_mlps import *
 from t2x.layers.mixers.token_shift import *
 from t2x.layers.norms import *
 from t2x.layers.parameters import *

@@ -139,13 +139,7 @@ class HeadProjections(nnx.Module):
 
   def check_call(self, call: Call) -> bool:
     """Returns whether the pattern is Causal(); raises UserError if the mixer does not support the call."""
-    check_no_source(self, call)
-    if call.pattern.offsets() not in {pattern.offsets() for pattern in self.patterns}:
-      raise UserError(
-        f'{type(self).__name__} does not support the pattern {call.pattern}: use '
-        f'{" or ".join(map(str, self.patterns))}, or MultiHeadAttention for other patterns'
-      )
-    return call.pattern.offsets() == Causal().offsets()
+    return check_patterns(self, call, self.patterns)
 
 
 class WholeRow(HeadProjections):
@@ -168,6 +162,17 @@ class WholeRow(HeadProjections):
   @abc.abstractmethod
   def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
     """Returns the outputs of the heads; padding must not change those of tokens."""
+
+
+def check_patterns(part: Any, call: Call, patterns: tuple[Pattern, ...]) -> bool:
+  """Returns whether the pattern is Causal(); raises UserError if it is not one of `patterns`, or the call has a source."""
+  check_no_source(part, call)
+  if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
+    raise UserError(
+      f'{type(part).__name__} does not support the pattern {call.pattern}: use '
+      f'{" or ".join(map(str, patterns))}, or MultiHeadAttention for other patterns'
+    )
+  return call.pattern.offsets() == Causal().offsets()
 
 
 def check_no_source(part: Any, call: Call) -> None:
@@ -208,10 +213,12 @@ def check_max_length(part: Any, length: int) -> None:
     )
 
 
-def nan_for_several_segments(y: Heads, tokens: Tokens) -> Heads:
+def nan_for_several_segments(
+  y: Float[Array, 'batch length *rest'], tokens: Tokens
+) -> Float[Array, 'batch length *rest']:
   """Returns NaN for rows with several segments, which are only available at run time."""
   if tokens.segments is None:
     return y
   last = tokens.segments.max(axis=1, keepdims=True)
   is_one = ((tokens.segments == 0) | (tokens.segments == last)).all(axis=1)
-  return jnp.where(is_one[:, None, None, None], y, jnp.nan)
+  return jnp.where(is_one.reshape(-1, *[1] * (y.ndim - 1)), y, jnp.nan)
