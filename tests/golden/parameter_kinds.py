@@ -120,7 +120,7 @@ PARTS = [
   *_width(layers.NoPositions, layers.RoPE, layers.RelativeSinusoids, layers.AddressPositions),
   *_width(layers.Sinusoidal, layers.SinusoidalGrid),
   *_width(layers.LearnedGrid, height=2, width=2),
-  *_width(layers.GridBias, num_heads=H, height=2, width=2),
+  *_width(layers.GridBias, layers.LogGridBias, num_heads=H, height=2, width=2),
   *_width(layers.Windowed, mixer=ATTENTION, size=2),
   *_width(layers.LearnedPositions, max_length=N),
   *_width(layers.ALiBi, num_heads=H),

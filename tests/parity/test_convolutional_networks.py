@@ -7,14 +7,11 @@ are: its two vectors and two statistics are the scale and bias of `Affine`. Grad
 import functools
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from t2x.experiments import read_config
-from t2x.layers.arrays import named_leaves
+from tests.helpers.renamed import logits_and_gradients
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
@@ -28,52 +25,20 @@ TWO_STAGES = ['Classifier.num_classes=5', 's1/Stack.num_layers=1', 's2/Stack.num
 SMALL_RESNET = ['Stages.stages=[@s1/Stack, @s2/Stack]', 'GridConvolution.norm=@Affine']
 
 
-class Renamed:
-  """Arrays of the reference by the names of t2x; each is taken once."""
+def dense_of_one_tap(own, name, theirs):
+  """A linear layer that the reference writes as a convolution with a kernel of 1 x 1."""
+  kernel = own.left.pop(f'{theirs}.weight')
+  own.found[f'{name}.kernel'] = kernel[:, :, 0, 0].T
+  own.take(f'{name}.bias', f'{theirs}.bias')
 
-  def __init__(self, arrays, statistics):
-    self.left, self.statistics = dict(arrays), statistics
-    self.found = {}
 
-  def take(self, name, theirs, order=None):
-    array = self.left.pop(theirs)
-    self.found[name] = array if order is None else array.transpose(order)
-
-  def linear(self, name, theirs):
-    self.take(f'{name}.kernel', f'{theirs}.weight', (1, 0))
-    self.take(f'{name}.bias', f'{theirs}.bias')
-
-  def dense_of_one_tap(self, name, theirs):
-    """A linear layer that the reference writes as a convolution with a kernel of 1 x 1."""
-    self.found[f'{name}.kernel'] = self.left.pop(f'{theirs}.weight')[:, :, 0, 0].T
-    self.take(f'{name}.bias', f'{theirs}.bias')
-
-  def norm(self, name, theirs):
-    self.take(f'{name}.scale', f'{theirs}.weight')
-    self.take(f'{name}.bias', f'{theirs}.bias')
-
-  def convolution(self, name, theirs, bias=True):
-    self.take(f'{name}.convolution.kernel', f'{theirs}.weight', (2, 3, 1, 0))
-    if bias:
-      self.take(f'{name}.convolution.bias', f'{theirs}.bias')
-
-  def normalised(self, name, convolution, norm):
-    """A convolution without bias, and batch normalisation."""
-    self.convolution(name, convolution, bias=False)
-    mean, variance = (self.statistics[f'{norm}.running_{kind}'] for kind in ('mean', 'var'))
-    scale = self.left.pop(f'{norm}.weight') / np.sqrt(variance + 1e-5)
-    self.found[f'{name}.norm.scale'] = scale
-    self.found[f'{name}.norm.bias'] = self.left.pop(f'{norm}.bias') - mean * scale
-
-  def stacked(self, stage, rename, blocks):
-    """The layers of a stage, one after another along the first axis."""
-    for layer, theirs in enumerate(blocks):
-      own = Renamed(self.left, self.statistics)
-      rename(own, f'body.stack.stages.{stage}.blocks.0', theirs)
-      self.left = own.left
-      for name, array in own.found.items():
-        assert layer == 0, 'one block of each stage'
-        self.found[name] = array[None]
+def normalised(own, name, convolution, norm):
+  """A convolution without bias, and batch normalisation."""
+  own.convolution(f'{name}.convolution', convolution, bias=False)
+  mean, variance = (own.statistics[f'{norm}.running_{kind}'] for kind in ('mean', 'var'))
+  scale = own.left.pop(f'{norm}.weight') / np.sqrt(variance + 1e-5)
+  own.found[f'{name}.norm.scale'] = scale
+  own.found[f'{name}.norm.bias'] = own.left.pop(f'{norm}.bias') - mean * scale
 
 
 def in_transformers_resnet(own, name, theirs):
@@ -81,12 +46,12 @@ def in_transformers_resnet(own, name, theirs):
   parts = ('first', 'second', 'third')
   for i, part in enumerate(parts):
     if f'{theirs}.{i}.convolution.weight' in own.left:
-      own.normalised(f'{name}.{part}', f'{theirs}.{i}.convolution', f'{theirs}.{i}.normalization')
+      normalised(own, f'{name}.{part}', f'{theirs}.{i}.convolution', f'{theirs}.{i}.normalization')
 
 
 def resnet(own, bottleneck):
   stem = 'resnet.embedder.embedder'
-  own.normalised('embedding.convolution', f'{stem}.convolution', f'{stem}.normalization')
+  normalised(own, 'embedding.convolution', f'{stem}.convolution', f'{stem}.normalization')
   for stage in (0, 1):
     layers = f'resnet.encoder.stages.{stage}.layers'
     begins = bottleneck or stage
@@ -94,9 +59,9 @@ def resnet(own, bottleneck):
       merge = f'body.stack.merges.{stage - 1}' if stage else 'embedding.block'
       in_transformers_resnet(own, merge, f'{layers}.0.layer')
       shortcut = f'{layers}.0.shortcut'
-      own.normalised(f'{merge}.shortcut', f'{shortcut}.convolution', f'{shortcut}.normalization')
+      normalised(own, f'{merge}.shortcut', f'{shortcut}.convolution', f'{shortcut}.normalization')
     own.stacked(
-      stage,
+      f'body.stack.stages.{stage}.blocks.0',
       lambda own, name, theirs: in_transformers_resnet(own, f'{name}.mixer', theirs),
       [f'{layers}.{1 if begins else 0}.layer'],
     )
@@ -105,20 +70,20 @@ def resnet(own, bottleneck):
 
 def in_timm_resnet(own, name, theirs):
   for i, part in enumerate(('first', 'second', 'third'), start=1):
-    own.normalised(f'{name}.{part}', f'{theirs}.conv{i}', f'{theirs}.bn{i}')
-  own.dense_of_one_tap(f'{name}.scale.squeeze', f'{theirs}.se.fc1')
-  own.dense_of_one_tap(f'{name}.scale.excite', f'{theirs}.se.fc2')
+    normalised(own, f'{name}.{part}', f'{theirs}.conv{i}', f'{theirs}.bn{i}')
+  dense_of_one_tap(own, f'{name}.scale.squeeze', f'{theirs}.se.fc1')
+  dense_of_one_tap(own, f'{name}.scale.excite', f'{theirs}.se.fc2')
 
 
 def se_resnet(own):
-  own.normalised('embedding.convolution', 'conv1', 'bn1')
+  normalised(own, 'embedding.convolution', 'conv1', 'bn1')
   for stage in (0, 1):
     merge = f'body.stack.merges.{stage - 1}' if stage else 'embedding.block'
     layer = f'layer{stage + 1}'
     in_timm_resnet(own, merge, f'{layer}.0')
-    own.normalised(f'{merge}.shortcut', f'{layer}.0.downsample.0', f'{layer}.0.downsample.1')
+    normalised(own, f'{merge}.shortcut', f'{layer}.0.downsample.0', f'{layer}.0.downsample.1')
     own.stacked(
-      stage,
+      f'body.stack.stages.{stage}.blocks.0',
       lambda own, name, theirs: in_timm_resnet(own, f'{name}.mixer', theirs),
       [f'{layer}.1'],
     )
@@ -127,7 +92,7 @@ def se_resnet(own):
 
 def in_transformers_convnext(own, name, theirs):
   convolution = f'{name}.mixer.convolution.depthwise'
-  own.convolution(convolution, f'{theirs}.dwconv')
+  own.convolution(f'{convolution}.convolution', f'{theirs}.dwconv')
   own.norm(f'{convolution}.norm', f'{theirs}.layernorm')
   own.linear(f'{name}.mixer.mlp.up', f'{theirs}.pwconv1')
   own.linear(f'{name}.mixer.mlp.down', f'{theirs}.pwconv2')
@@ -136,14 +101,16 @@ def in_transformers_convnext(own, name, theirs):
 
 def convnext(own):
   stem = 'convnext.embeddings'
-  own.convolution('embedding.patches', f'{stem}.patch_embeddings')
+  own.convolution('embedding.patches.convolution', f'{stem}.patch_embeddings')
   own.norm('embedding.patches.norm', f'{stem}.layernorm')
   for stage in (0, 1):
     theirs = f'convnext.encoder.stages.{stage}'
     if stage:
       own.norm('body.stack.merges.0.input_norm', f'{theirs}.downsampling_layer.0')
-      own.convolution('body.stack.merges.0', f'{theirs}.downsampling_layer.1')
-    own.stacked(stage, in_transformers_convnext, [f'{theirs}.layers.0'])
+      own.convolution('body.stack.merges.0.convolution', f'{theirs}.downsampling_layer.1')
+    own.stacked(
+      f'body.stack.stages.{stage}.blocks.0', in_transformers_convnext, [f'{theirs}.layers.0']
+    )
   own.norm('head.norm', 'convnext.layernorm')
   own.linear('head.out', 'classifier')
 
@@ -236,20 +203,8 @@ def test_logits_and_gradients_equal(system, reference, case, compared, perturbed
   statistics = {name: buffer.numpy() for name, buffer in their.named_buffers()}
   shapes = read_config([MODELS / f'{name}.gin'], overrides).build().shapes()
 
-  def loss(arrays):
-    own = Renamed(arrays, statistics)
-    rename(own)
-    assert not own.left
-    names = [name for name, _ in named_leaves(shapes)]
-    assert sorted(names) == sorted(own.found)
-    leaves = [own.found[name] for name in names]
-    assert [leaf.shape for leaf in leaves] == [leaf.shape for _, leaf in named_leaves(shapes)]
-    model = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    logits = model(jnp.asarray(IMAGES)).x
-    return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean(), logits
-
-  arrays = {n: jnp.asarray(p.detach().numpy(), jnp.float32) for n, p in their.named_parameters()}
-  (_, ours), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+  arrays = {name: parameter.detach().numpy() for name, parameter in their.named_parameters()}
+  ours, slopes = logits_and_gradients(shapes, rename, arrays, IMAGES, LABELS, statistics)
   wanted = logits.detach().numpy()
   compared(system, reference, ours, wanted, atol=1e-5 * np.abs(wanted).max())
   for name, parameter in their.named_parameters():

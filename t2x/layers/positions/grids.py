@@ -14,11 +14,11 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Size
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal, truncated_normal
-from t2x.layers.parameters import Initializer, param
+from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import Tokens
 
-__all__ = ['GridBias', 'LearnedGrid', 'SinusoidalGrid', 'resize_grid']
+__all__ = ['GridBias', 'LearnedGrid', 'LogGridBias', 'SinusoidalGrid', 'resize_grid']
 
 
 class LearnedGrid(PositionEncoding):
@@ -165,17 +165,62 @@ class GridBias(PositionEncoding):
     grid = q_tokens.grid
     fits = grid is not None and len(grid) == 2 and grid[0] <= self.height and grid[1] <= self.width
     if not fits or k_tokens.grid != grid or q_tokens.num_extra:
+      name = type(self).__name__
       raise UserError(
-        f'GridBias has offsets in a grid of {self.height} x {self.width}, but the tokens have the grid {grid} and '
-        f'{q_tokens.num_extra} before it: raise GridBias.height and GridBias.width, or use it in Windowed'
+        f'{name} has offsets in a grid of {self.height} x {self.width}, but the tokens have the grid {grid} and '
+        f'{q_tokens.num_extra} before it: raise {name}.height and {name}.width, or use it in Windowed'
       )
     (q_row, q_column), (k_row, k_column) = (
       jnp.divmod(tokens.positions, grid[1]) for tokens in (q_tokens, k_tokens)
     )
     rows = q_row[:, :, None] - k_row[:, None] + self.height - 1
     columns = q_column[:, :, None] - k_column[:, None] + self.width - 1
-    table = self.table[...].astype(Dtypes.softmax)
-    return jnp.moveaxis(gather(table, rows * (2 * self.width - 1) + columns), -1, 1)
+    buckets = rows * (2 * self.width - 1) + columns
+    return jnp.moveaxis(gather(self.biases().astype(Dtypes.softmax), buckets), -1, 1)
+
+  def biases(self) -> Float[Array, 'buckets heads']:
+    """Returns the bias of each offset, row by row from the most negative."""
+    return self.table[...]
+
+
+class LogGridBias(GridBias):
+  """Bias of each head and offset by an MLP of the offset on a logarithmic scale: 16 sigmoid(W_down relu(W_up o + b)) with
+  o = sign(d) log2(1 + 8 |d|) / 3, where d is the offset of rows and columns divided by the largest of each (Swin v2,
+  https://arxiv.org/abs/2111.09883, section 3.3).
+
+  Args:
+    d_model: not used.
+    num_heads: number of heads of the attention.
+    height: number of rows of the largest grid, or of a window.
+    width: number of columns of the largest grid, or of a window.
+    hidden_dim: width between the two projections.
+    init: initialiser of both projections.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    height: Size,
+    width: Size,
+    hidden_dim: Size = 512,
+    init: Initializer = truncated_normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.height, self.width = height, width
+    self.up = Linear((2,), (hidden_dim,), ('coords', 'mlp'), init=init, rngs=rngs)
+    axes = ('mlp', 'heads')
+    self.down = Linear((hidden_dim,), (num_heads,), axes, init=init, use_bias=False, rngs=rngs)
+
+  def biases(self):
+    sides = self.height, self.width
+    offsets = np.stack(
+      np.meshgrid(*(np.arange(1 - n, n) / max(n - 1, 1) for n in sides), indexing='ij'), axis=-1
+    )
+    logarithms = np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets)) / 3
+    inputs = jnp.asarray(logarithms.reshape(-1, 2), self.up.kernel[...].dtype)
+    return 16 * jax.nn.sigmoid(self.down(jax.nn.relu(self.up(inputs))))
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
