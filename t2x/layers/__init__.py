@@ -87,6 +87,7 @@ from t2x.layers.streams import *
 from t2x.layers.tokens import *
 from t2x.layers.vision.convolutions import *
 from t2x.layers.vision.patch_merging import *
+from t2x.layers.vision.residual_networks import *
 from t2x.layers.vision.windowed import *
 from t2x.layers.wiring.deep import *
 from t2x.layers.wiring.hyper_connections import *

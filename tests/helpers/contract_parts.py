@@ -43,6 +43,8 @@ from t2x.layers import (
   GatedMLP,
   GlobalLocalAttention,
   GridBias,
+  GridBranch,
+  GridConvolution,
   GRUCell,
   HopfieldScores,
   LatentKeyValues,
@@ -80,6 +82,7 @@ from t2x.layers import (
   SharedValues,
   ShawPositions,
   SinkhornAttention,
+  SpatialGating,
   SplitKeyValues,
   SplitQueries,
   StateBeforeDecoder,
@@ -87,6 +90,7 @@ from t2x.layers import (
   Synthesizer,
   T5Bias,
   TalkingHeads,
+  TokenMLP,
   TokenShift,
   TopK,
   WeightNormLinear,
@@ -131,6 +135,15 @@ PARTS = {
     'encoding': part(GridBias, num_heads=2, height=2, width=2),
     'grid': (4, 3),
   },
+  'convolutions of a grid': {
+    'build': part(
+      GridBranch,
+      parts={'a': part(GridConvolution, factor=0.5), 'b': part(GridConvolution, width=16)},
+    ),
+    'grid': (4, 3),
+  },
+  'matrix over tokens': {'build': part(TokenMLP, length=12, hidden_dim=8), 'grid': (4, 3)},
+  'gates of a matrix over tokens': {'build': part(SpatialGating, length=12, hidden_dim=8)},
   'attention with norms and biases of projections': {
     'build': part(
       attention,

@@ -25,9 +25,18 @@ REFUSED = {
   'AFT-local': DECODING,
   'AFT-conv': DECODING,
   'AFT-full': ('packed rows equal separate rows', *DECODING),
-  # It mixes grids, which are neither packed nor padded, and never a part of one.
-  'windows of a grid': (
-    'outputs ignore later tokens',
+  # They mix grids, or rows of one length, which are neither packed nor padded, and never a part of one.
+  **dict.fromkeys(
+    ('windows of a grid', 'convolutions of a grid', 'matrix over tokens'),
+    (
+      'outputs ignore later tokens',
+      'padding is not read',
+      'packed rows equal separate rows',
+      *DECODING,
+    ),
+  ),
+  # Rows have one length. Under Causal() it does not read later tokens.
+  'gates of a matrix over tokens': (
     'padding is not read',
     'packed rows equal separate rows',
     *DECODING,
