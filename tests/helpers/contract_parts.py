@@ -108,6 +108,9 @@ from t2x.layers.initializers import building
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)
+experts = part(
+  MixtureOfExperts, num_experts=4, expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1)
+)
 
 # The arguments of `Subject`.
 
@@ -304,18 +307,10 @@ PARTS = {
       SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0, dropout_rate=0.1
     )
   },
-  'mixture of two experts per token': {
-    'build': part(
-      MixtureOfExperts,
-      num_experts=4,
-      expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1),
-      dispatch=Capacity(factor=2.0),
-    )
-  },
+  'mixture of two experts per token': {'build': part(experts, dispatch=Capacity(factor=2.0))},
   'experts that choose their tokens': {
     'build': part(
-      MixtureOfExperts,
-      num_experts=4,
+      experts,
       expert=part(GatedMLP, hidden_dim=24),
       router=part(ExpertChoice, jitter=0.1),
       dispatch=Capacity(factor=1.0),
@@ -323,8 +318,7 @@ PARTS = {
   },
   'experts of groups, by chance': {
     'build': part(
-      MixtureOfExperts,
-      num_experts=4,
+      experts,
       expert=part(GatedMLP, hidden_dim=24),
       router=part(
         TopK,
@@ -338,14 +332,7 @@ PARTS = {
       dispatch=Capacity(factor=2.0),
     )
   },
-  'mixture of experts without a capacity': {
-    'build': part(
-      MixtureOfExperts,
-      num_experts=4,
-      expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1),
-      dispatch=Dropless(),
-    )
-  },
+  'mixture of experts without a capacity': {'build': part(experts, dispatch=Dropless())},
   'cross-attention': {
     'build': part(FromSource, sublayer=part(attention, num_kv_heads=2, dropout_rate=0.1))
   },
