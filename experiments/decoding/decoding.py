@@ -146,6 +146,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
       axis.scatter(x, y, label=name, **marker)
     axis.set(xscale='log', xlabel='perplexity under the model', title=run)
     axis.set_ylabel('share of repeated 4-grams')
+    axis.xaxis.set_major_formatter('{x:.0f}')
+    axis.xaxis.set_minor_formatter('{x:.0f}')
+    axis.tick_params(which='minor', labelsize='small')
     axis.legend(fontsize='small')
   figure.savefig(path, dpi=120)
 
