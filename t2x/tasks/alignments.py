@@ -104,9 +104,9 @@ class AlignmentAgreement(TaskEvaluator):
   """Computes how often the most attended source word of a target word is the one that a dictionary or the diagonal gives.
 
   The decoder reads the reference (teacher forcing). The weights are the mean over the heads and layers that read the
-  source, summed over the pieces of a source word and averaged over those of a target word. Metrics, as fractions of
-  target words without eos: `dictionary`, the source word is a likeliest translation by the dictionary; `diagonal`, it is
-  near the diagonal; `either`; and the expected value of each for source words drawn at random, `chance_...`.
+  source, summed over the pieces of both words. Metrics, as fractions of target words without eos: `dictionary`, the
+  source word is a likeliest translation by the dictionary; `diagonal`, it is near the diagonal; `either`; and the
+  expected value of each for source words drawn at random, `chance_...`.
 
   Attributes:
     num_pairs: number of training pairs for the dictionary, spread evenly over the rows.
@@ -141,8 +141,8 @@ class AlignmentAgreement(TaskEvaluator):
       for source, target in _segments(row):
         sources, of_source = sides[0](row['source'][source])
         targets, of_target = sides[1](row['target'][target])
-        means = of_target / of_target.sum(axis=1, keepdims=True)
-        best = (means @ weights[np.ix_(target, source)] @ of_source.T).argmax(axis=1)[:, None]
+        attention = of_target @ weights[np.ix_(target, source)] @ of_source.T
+        best = attention.argmax(axis=1)[:, None]
         # The last token is eos.
         for name, agrees in self._agreements(dictionary, sources, targets).items():
           hits = np.take_along_axis(agrees, best, axis=1)[:, 0]

@@ -106,9 +106,9 @@ def row_of(*pairs):
 
 def test_a_word_has_its_pieces_and_a_number_by_its_text():
   words = Words(BYTES)
-  numbers, belongs = words(np.array([*BYTES.encode('ab, b ab'), BYTES.eos_id]))
-  assert numbers.tolist() == [0, 1, 2, 0, 3]
-  expected = [[0, 1], [2], [3, 4], [5, 6, 7], [8]]
+  numbers, belongs = words(np.array([*BYTES.encode('ab,b b ab'), BYTES.eos_id]))
+  assert numbers.tolist() == [0, 1, 2, 2, 0, 3]
+  expected = [[0, 1], [2], [3], [4, 5], [6, 7, 8], [9]]
   assert [np.flatnonzero(own).tolist() for own in belongs] == expected
   assert words(np.array(BYTES.encode('b')))[0].tolist() == [2]
 
@@ -119,7 +119,7 @@ def test_metrics_are_fractions_of_target_words_whose_strongest_source_word_agree
   held_out = row_of(('c', 'z'), ('b aa c aa', 'yy x w'))
   weights = np.zeros((16, 16))
   weights[0, 0], weights[0, 2] = 1, 9  # z to c, and more to another pair.
-  weights[2, 2], weights[3, 7] = 2, 3  # yy to ' c', with the larger mean.
+  weights[2, 2], weights[3, 7] = 2, 3  # yy to ' c', with the larger sum.
   weights[4:6, 2], weights[4:6, 8:11] = 2, 1  # ' x' to the last ' aa', with the larger sum.
   weights[6:8, 10] = 1  # ' w' to the last ' aa'.
   model = model_of(functools.partial(MultiHeadAttention, num_heads=2))
