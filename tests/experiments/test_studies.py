@@ -40,6 +40,8 @@ SWEEPS = {
   'before_transformers/examples_rates': (2, 1),
   'before_transformers/recall': (3, 3),
   'before_transformers/recall_rates': (3, 1),
+  'before_transformers/translation': (3, 3),
+  'before_transformers/translation_tuning': (3, 1),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes.
@@ -55,6 +57,7 @@ NIGHTLY = {
   'before_transformers/examples',
   'before_transformers/examples_rates',
   'before_transformers/recall_rates',
+  'before_transformers/translation_tuning',
 }
 # Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
 NUMBERS = {
