@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.base.external_files import Bool, Choice, Fields, Float, Int, Only
-from t2x.interop.families.t5 import TEMPLATE
+from t2x.interop.families.t5 import TEMPLATE, side_rules
 from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes
 from t2x.interop.layouts import LINEAR
-from t2x.interop.rules import Rule, attention, block, norm
+from t2x.interop.rules import Rule, attention, norm
 
 EXPERTS = """
 EncoderDecoder.head = @TiedHead
@@ -85,22 +85,13 @@ def _restore(values: dict[str, Any]) -> dict[str, Any]:
 
 def _side(side: str, last: int) -> Iterator[Rule]:
   """The rules of the encoder or decoder; `last` is the number of the feed-forward sublayer."""
-  prefix, module = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
-  bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-  yield Rule(bias, (f'{side}.encoding.table',))
-  yield from block(
-    prefix,
-    module,
-    norms=('0.layer_norm', f'{last}.layer_norm'),
-    mixer=[f'0.SelfAttention.{name}' for name in 'qkvo'],
-    feed_forward=(f'{last}.mlp.wi', f'{last}.mlp.wo'),
-  )
-  mixture, experts = f'{prefix}.{last}.mlp', f'{module}.feed_forward'
+  yield from side_rules(side, last, ('mlp.wi', 'mlp.wo'))
+  mixture = f'{side}.block.{{}}.layer.{last}.mlp'
+  experts = f'{side}.stack.{{}}.feed_forward'
   yield Rule(f'{mixture}.router.classifier.weight', (f'{experts}.router.kernel',), LINEAR)
   for name, part in (('wi', 'up'), ('wo', 'down')):
     parameter = f'{experts}.expert.{part}.kernel.{{}}'
     yield Rule(f'{mixture}.experts.expert_{{}}.{name}.weight', (parameter,), LINEAR)
-  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
 
 
 SWITCH = Family(

@@ -123,8 +123,14 @@ def restore(values: dict[str, Any]) -> dict[str, Any]:
   return {**values, 'tie_word_embeddings': values['head'] != 'untied'}
 
 
-def _side(side: str, last: int) -> Iterator[Rule]:
-  """The rules of the encoder or decoder; `last` is the number of the feed-forward sublayer."""
+def side_rules(side: str, last: int, feed_forward: tuple[str, ...]) -> Iterator[Rule]:
+  """The rules of the encoder or decoder, except for cross-attention.
+
+  Args:
+    side: 'encoder' or 'decoder'.
+    last: number of the feed-forward sublayer.
+    feed_forward: names of the projections of that sublayer, those of the input first.
+  """
   prefix, module = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
   bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
   yield Rule(bias, (f'{side}.encoding.table',))
@@ -133,14 +139,18 @@ def _side(side: str, last: int) -> Iterator[Rule]:
     module,
     norms=('0.layer_norm', f'{last}.layer_norm'),
     mixer=[f'0.SelfAttention.{name}' for name in 'qkvo'],
-    feed_forward=(f'{last}.DenseReluDense.wo',),
+    feed_forward=tuple(f'{last}.{name}' for name in feed_forward),
   )
-  wi = f'{prefix}.{last}.DenseReluDense.wi'
-  gate, up = (f'{module}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
+  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
+
+
+def _side(side: str, last: int) -> Iterator[Rule]:
+  yield from side_rules(side, last, ('DenseReluDense.wo',))
+  wi = f'{side}.block.{{}}.layer.{last}.DenseReluDense.wi'
+  gate, up = (f'{side}.stack.{{}}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
   yield Rule(f'{wi}.weight', (up,), LINEAR, excludes=gate)
   yield Rule(f'{wi}_0.weight', (gate,), LINEAR)
   yield Rule(f'{wi}_1.weight', (up,), LINEAR, requires=gate)
-  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
 
 
 T5 = Family(
