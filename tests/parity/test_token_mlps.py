@@ -1,21 +1,20 @@
 """MLP-Mixer and gMLP of configs/models, at small widths, against timm; the causal gate."""
 
+import functools
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from t2x.experiments import read_config
-from t2x.layers.arrays import named_leaves
+from tests.helpers.renamed import logits_and_gradients
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 mlp_mixer = pytest.importorskip('timm.models.mlp_mixer', reason="the extra 'references' is missing")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
-WIDTH, LENGTH, LAYERS = 8, 6, 2
+WIDTH, HIDDEN, LENGTH, LAYERS = 8, 32, 6, 2
 LABELS = np.array([4, 1])
 IMAGES = np.random.default_rng(0).normal(size=(2, 4, 6, 3)).astype(np.float32)
 OVERRIDES = [
@@ -27,65 +26,34 @@ OVERRIDES = [
 ]
 
 
-def linear(get, theirs):
-  return {'kernel': get(f'{theirs}.weight').T, 'bias': get(f'{theirs}.bias')}
+def mixer_layer(own, name, theirs):
+  own.linear(f'{name}.mixer.up', f'{theirs}.mlp_tokens.fc1')
+  own.linear(f'{name}.mixer.down', f'{theirs}.mlp_tokens.fc2')
+  own.norm(f'{name}.mixer_wiring.norm', f'{theirs}.norm1')
+  own.linear(f'{name}.feed_forward.up', f'{theirs}.mlp_channels.fc1')
+  own.linear(f'{name}.feed_forward.down', f'{theirs}.mlp_channels.fc2')
+  own.norm(f'{name}.feed_forward_wiring.norm', f'{theirs}.norm2')
 
 
-def norm(get, theirs):
-  return {'scale': get(f'{theirs}.weight'), 'bias': get(f'{theirs}.bias')}
+def gmlp_layer(own, name, theirs):
+  mlp, mixer = f'{theirs}.mlp_channels', f'{name}.mixer'
+  own.linear(f'{mixer}.up', f'{mlp}.fc1', outputs=(2, HIDDEN // 2))
+  own.norm(f'{mixer}.norm', f'{mlp}.gate.norm')
+  own.take(f'{mixer}.weights', f'{mlp}.gate.proj.weight')
+  own.take(f'{mixer}.bias', f'{mlp}.gate.proj.bias')
+  own.linear(f'{mixer}.down', f'{mlp}.fc2')
+  own.norm(f'{name}.mixer_wiring.norm', f'{theirs}.norm')
 
 
-def mixer_layer(get, layer):
-  return {
-    'mixer.up': linear(get, f'{layer}.mlp_tokens.fc1'),
-    'mixer.down': linear(get, f'{layer}.mlp_tokens.fc2'),
-    'mixer_wiring.norm': norm(get, f'{layer}.norm1'),
-    'feed_forward.up': linear(get, f'{layer}.mlp_channels.fc1'),
-    'feed_forward.down': linear(get, f'{layer}.mlp_channels.fc2'),
-    'feed_forward_wiring.norm': norm(get, f'{layer}.norm2'),
-  }
-
-
-def gmlp_layer(get, layer):
-  up = linear(get, f'{layer}.mlp_channels.fc1')
-  gate = f'{layer}.mlp_channels.gate'
-  return {
-    'mixer.up': {
-      'kernel': up['kernel'].reshape(WIDTH, 2, -1),
-      'bias': up['bias'].reshape(2, -1),
-    },
-    'mixer': {'weights': get(f'{gate}.proj.weight'), 'bias': get(f'{gate}.proj.bias')},
-    'mixer.norm': norm(get, f'{gate}.norm'),
-    'mixer.down': linear(get, f'{layer}.mlp_channels.fc2'),
-    'mixer_wiring.norm': norm(get, f'{layer}.norm'),
-  }
-
-
-def values(parameters, layer):
-  """Values of all parameters of ours by name."""
-  parameters = dict(parameters)
-  get = parameters.pop
-  groups = {
-    'embedding.projection': {
-      'kernel': get('stem.proj.weight').transpose(2, 3, 1, 0),
-      'bias': get('stem.proj.bias'),
-    },
-    'body.final_norm': norm(get, 'norm'),
-    'head.out': linear(get, 'head'),
-  }
-  layers = [layer(get, f'blocks.{i}') for i in range(LAYERS)]
-  for name in layers[0]:
-    groups[f'body.stack.blocks.0.{name}'] = {
-      kind: jnp.stack([one[name][kind] for one in layers]) for kind in layers[0][name]
-    }
-  assert not parameters
-  return {f'{name}.{kind}': a for name, group in groups.items() for kind, a in group.items()}
-
-
-def model_of(shapes, values):
-  names = [name for name, _ in named_leaves(shapes)]
-  assert sorted(names) == sorted(values)
-  return jax.tree.unflatten(jax.tree.structure(shapes), [values[name] for name in names])
+def rename(own, layer, is_causal):
+  blocks = 'body.stack.blocks.0'
+  own.convolution('embedding.projection', 'stem.proj')
+  own.stacked(blocks, layer, [f'blocks.{i}' for i in range(LAYERS)])
+  own.norm('body.final_norm', 'norm')
+  own.linear('head.out', 'head')
+  if is_causal:
+    # What is above the diagonal must not matter.
+    own.found[f'{blocks}.mixer.weights'] += jnp.triu(jnp.ones((LENGTH, LENGTH)), 1)
 
 
 CASES = {
@@ -94,7 +62,7 @@ CASES = {
     (0.5, 4.0),
     mlp_mixer.Mlp,
     mixer_layer,
-    ['TokenMLP.hidden_dim=4', 'MLP.hidden_dim=32'],
+    ['TokenMLP.hidden_dim=4', f'MLP.hidden_dim={HIDDEN}'],
   ),
   'gmlp_s16': (
     mlp_mixer.SpatialGatingBlock,
@@ -103,7 +71,7 @@ CASES = {
     gmlp_layer,
     # timm's norm of the gate has PyTorch's epsilon; that of the paper is not known.
     [
-      'SpatialGating.hidden_dim=32',
+      f'SpatialGating.hidden_dim={HIDDEN}',
       'SpatialGating.norm=@gate/LayerNorm',
       'gate/LayerNorm.epsilon=1e-5',
     ],
@@ -130,17 +98,9 @@ def test_logits_and_gradients_equal_timm(system, file, is_causal, compared, pert
   torch.nn.functional.cross_entropy(logits, torch.tensor(LABELS)).backward()
   shapes = read_config([MODELS / f'{file}.gin'], [*OVERRIDES, *overrides]).build().shapes()
 
-  def loss(parameters):
-    arrays = values(parameters, layer)
-    if is_causal:
-      # What is above the diagonal must not matter.
-      name = 'body.stack.blocks.0.mixer.weights'
-      arrays[name] += jnp.triu(jnp.ones_like(arrays[name]), 1)
-    logits = model_of(shapes, arrays)(jnp.asarray(IMAGES)).x
-    return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean(), logits
-
-  arrays = {n: jnp.asarray(p.detach().numpy(), jnp.float32) for n, p in their.named_parameters()}
-  (_, ours), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+  arrays = {name: parameter.detach().numpy() for name, parameter in their.named_parameters()}
+  named = functools.partial(rename, layer=layer, is_causal=is_causal)
+  ours, slopes = logits_and_gradients(shapes, named, arrays, IMAGES, LABELS)
   compared(system, 'timm MlpMixer', ours, logits.detach().numpy())
   largest = max(np.abs(slope).max() for slope in slopes.values())
   for name, parameter in their.named_parameters():

@@ -26,7 +26,7 @@ __all__ = ['ConvS2SAttention', 'FixedVector', 'SourceAttention']
 
 
 class _OneHead(nnx.Module):
-  """Base class: one head, whose values are vectors of the source; subclasses define keys, values and scores.
+  """Base class: one head, whose values are vectors of the source; subclasses define queries, keys, values and scores.
 
   Raises:
     UserError: when called, there is no source, or it has a position encoding.
@@ -39,6 +39,10 @@ class _OneHead(nnx.Module):
 
   def keys_and_values(self, source: Source) -> tuple[Array, Array]:
     """Returns keys [batch, source, features] and values [batch, source, d_model]."""
+    raise NotImplementedError
+
+  def query(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length features']:
+    """Returns the query of each token of `x`."""
     raise NotImplementedError
 
   def init_cache(
@@ -70,6 +74,15 @@ class _OneHead(nnx.Module):
       recorded = {'probabilities': Dense().probabilities(inputs)}
     y = Auto()(inputs).reshape(*q.shape[:2], -1)
     return Result(y, cache, recorded=recorded), inputs
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: SourceCache | None = None,
+  ) -> Result:
+    """Returns the weighted sum of the values of the source for each token of `x`."""
+    return self.attend(self.query(x), call, cache)[0]
 
 
 class SourceAttention(_OneHead):
@@ -119,14 +132,8 @@ class SourceAttention(_OneHead):
     assert source.x is not None  # Caches are computed from vectors.
     return source.x if self.k is None else self.k(source.x), source.x
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: SourceCache | None = None,
-  ) -> Result:
-    """Returns the weighted sum of the vectors of the source for each token of `x`."""
-    return self.attend(x if self.q is None else self.q(x), call, cache)[0]
+  def query(self, x):
+    return x if self.q is None else self.q(x)
 
 
 class FixedVector(_OneHead):
@@ -154,14 +161,8 @@ class FixedVector(_OneHead):
     (vectors,) = self.vector(source, segments, 1)
     return jnp.zeros_like(vectors[..., :1]), vectors
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    call: Call,
-    cache: SourceCache | None = None,
-  ) -> Result:
-    """Returns the vector of the source for each token of `x`."""
-    return self.attend(jnp.zeros_like(x[..., :1]), call, cache)[0]
+  def query(self, x):
+    return jnp.zeros_like(x[..., :1])
 
 
 class ConvS2SAttention(_OneHead):

@@ -133,7 +133,7 @@ class GridConvolution(_GridPart):
   """Convolution over a grid, with optional norms before and after it and an activation.
 
   Zeros surround the grid: half of an odd kernel on each side, as in PyTorch ('SAME' of XLA differs with a stride), and
-  none for an even kernel, which covers whole patches.
+  none for an even kernel, which covers whole patches: rows and columns that fill no patch are left out, as there.
 
   Args:
     d_model: width of the input.

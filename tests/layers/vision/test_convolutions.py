@@ -27,6 +27,7 @@ from t2x.layers import (
   Tokens,
 )
 
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 part = functools.partial
 SIDES, WIDTH = (5, 4), 6
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 20, WIDTH)), jnp.float32)
@@ -46,15 +47,12 @@ def built(build, width=WIDTH):
 
 def as_image(x, sides=SIDES):
   """[batch, features, rows, columns], as in PyTorch."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
   return torch.tensor(np.asarray(x).reshape(len(x), *sides, -1).transpose(0, 3, 1, 2))
 
 
 def test_a_grouped_convolution_with_a_stride_equals_torch():
   layer = built(part(GridConvolution, group_size=3, width=4, stride=2))
   image = as_image(X)
-  import torch
-
   kernel = torch.tensor(np.asarray(layer.convolution.kernel[...]).transpose(3, 2, 0, 1))
   bias = torch.tensor(np.asarray(layer.convolution.bias[...]))
   expected = torch.nn.functional.conv2d(image, kernel, bias, stride=2, padding=1, groups=2)
@@ -91,8 +89,6 @@ def test_norms_and_activation_surround_the_convolution():
 def test_group_norm_equals_torch():
   norm = built(part(GroupNorm, num_groups=3, epsilon=0.1))
   image = as_image(3 * X + 1)
-  import torch
-
   scale, bias = (torch.tensor(np.asarray(a[...])) for a in (norm.scale, norm.bias))
   expected = torch.nn.functional.group_norm(image, 3, scale, bias, eps=0.1)
   got = norm((3 * X + 1).reshape(2, *SIDES, WIDTH))
@@ -103,8 +99,6 @@ def test_group_norm_equals_torch():
 def test_max_pool_equals_torch(size, stride):
   layer = MaxPool(WIDTH, size=size, stride=stride, rngs=nnx.Rngs(0))
   image = as_image(X - 5)
-  import torch
-
   expected = torch.nn.functional.max_pool2d(image, size, stride, padding=size // 2)
   got = layer(X - 5, CALL)
   np.testing.assert_array_equal(as_image(got.x, got.tokens.grid), expected)
