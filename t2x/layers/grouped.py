@@ -5,8 +5,9 @@ A row has a value for each part only in principle: inside, `Linear` multiplies e
 (`grouped_product`), and the result again has no dimension of parts. Any other operation with a parameter computes a value
 for each part, of which `own_rows` takes that of the row's part: correct, and slow.
 
-On GPUs and TPUs the product is `jax.lax.ragged_dot`. On CPUs, where that multiplies each row with the matrices of all
-parts, rows are padded so that blocks of `Groups.block` rows have one part, and a loop multiplies the blocks that are in use.
+On TPUs the product is `jax.lax.ragged_dot`. On CPUs and NVIDIA GPUs, where that multiplies each row with the matrices of all
+parts, rows are padded so that blocks of `Groups.block` rows have one part. On CPUs a loop multiplies the blocks that are in
+use, on GPUs the kernels of `t2x.layers.grouped_kernels` do, in bfloat16 and float16.
 """
 
 import dataclasses
@@ -58,7 +59,7 @@ class Groups:
 
 def block_size(rows_per_part: float) -> int:
   """Returns the rows of a block: 1 with `jax.lax.ragged_dot`, else a number that was fastest on two cores."""
-  if jax.default_backend() != 'cpu' or is_plain() or step_context().for_accelerators:
+  if jax.default_backend() == 'tpu' or is_plain() or step_context().for_accelerators:
     return 1
   return 128 if rows_per_part >= 256 else 64 if rows_per_part >= 64 else 32
 
@@ -223,11 +224,16 @@ def _summed(x: Array, split: Sequence[str | None], besides: Sequence[str]) -> Ar
 def _multiply(how: _How, x: Array, matrices: Array, sizes: Array, numbers: Any) -> Array:
   """Multiplies each row with the matrix of its part, or its transpose."""
   block = how.block
-  if block == 1:
+  if not (has_kernels := _has_kernels(how, x, *matrices.shape[1:])) and not _has_loops(how):
     with used_rows(how.used):
       return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
   axis = numbers.dot_dimension_numbers[0][1][0] - 1
   part = _part_of_blocks(block, len(x), sizes)
+  if has_kernels:
+    # The import of Pallas takes a tenth of a second.
+    from t2x.layers.grouped_kernels import block_products
+
+    return block_products(x, matrices.astype(x.dtype), part, transposed=axis == 1)
 
   def add(i: Array, y: Array) -> Array:
     rows = jax.lax.dynamic_slice_in_dim(x, i * block, block)
@@ -243,7 +249,11 @@ def _sums(
 ) -> Float[Array, 'parts inputs outputs']:
   """Returns x^T gradient of the rows of each part."""
   block = how.block
-  if block == 1:
+  if _has_kernels(how, x, x.shape[1], gradient.shape[1]):
+    from t2x.layers.grouped_kernels import block_sums
+
+    return block_sums(x, gradient.astype(x.dtype), jnp.cumsum(sizes) // block, block)
+  if not _has_loops(how):
     with used_rows(how.used):
       return jax.lax.ragged_dot_general(x, gradient, sizes, _SUMS)
   part = _part_of_blocks(block, len(x), sizes)
@@ -257,6 +267,16 @@ def _sums(
   dtype = jnp.promote_types(x.dtype, jnp.float32)
   total = jnp.zeros((len(sizes), x.shape[1], gradient.shape[1]), dtype)
   return jax.lax.fori_loop(0, sizes.sum() // block, add, total)
+
+
+def _has_loops(how: _How) -> bool:
+  return how.block > 1 and jax.default_backend() == 'cpu'
+
+
+def _has_kernels(how: _How, x: Array, *widths: int) -> bool:
+  if how.block == 1 or jax.default_backend() != 'gpu':
+    return False
+  return x.dtype in (jnp.bfloat16, jnp.float16) and not any(width % 32 for width in widths)
 
 
 def _part_of_blocks(block: int, num_rows: int, sizes: Array) -> Int[Array, ' blocks']:

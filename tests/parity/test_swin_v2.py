@@ -73,6 +73,16 @@ def rename(own):
   own.norm(f'{merge}.norm', f'{theirs}.norm')
 
 
+def keep_from_kinks(their):
+  """Moves the biases for which a ReLU of the position MLP is so close to 0 that rounding decides its derivative."""
+  for module in their.modules():
+    if hasattr(module, 'continuous_position_bias_mlp'):
+      first, table = module.continuous_position_bias_mlp[0], module.relative_coords_table.double()
+      with torch.no_grad():
+        while (near := (first(table).abs() < 1e-4).flatten(0, -2).any(0)).any():
+          first.bias += 1e-3 * near
+
+
 def test_logits_and_gradients_equal_swin_v2_of_transformers(compared, perturbed):
   config = transformers.Swinv2Config(
     image_size=24,
@@ -92,6 +102,7 @@ def test_logits_and_gradients_equal_swin_v2_of_transformers(compared, perturbed)
         # A factor of ten would multiply the rounding of float32.
         parameter.zero_()
   their = perturbed(their, 0.1).double()
+  keep_from_kinks(their)
   pixels = torch.tensor(IMAGES.transpose(0, 3, 1, 2)).double()
   out = their(pixel_values=pixels, labels=torch.tensor(LABELS))
   out.loss.backward()
