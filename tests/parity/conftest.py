@@ -66,6 +66,12 @@ def table(add_row, request):
     )
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+  """Initial parameters of the references are the same in each run, alone and among other tests."""
+  torch.manual_seed(0)
+
+
 @pytest.fixture
 def perturbed():
   """`perturbed(model)`: adds N(0, std) to every trainable parameter of a transformers model, in place."""
