@@ -118,7 +118,7 @@ PARTS = [
   *_free(partial(layers.ConvBias, window=3)),
   *_free(*(partial(b, max_length=N) for b in (layers.FullBias, layers.FactorizedBias))),
   *_width(layers.NoPositions, layers.RoPE, layers.RelativeSinusoids, layers.AddressPositions),
-  *_width(layers.Sinusoidal, layers.SinusoidalGrid),
+  *_width(layers.Sinusoidal, layers.SinusoidalGrid, layers.GridRoPE),
   *_width(layers.LearnedGrid, height=2, width=2),
   *_width(layers.GridBias, layers.LogGridBias, num_heads=H, height=2, width=2),
   *_width(layers.Windowed, mixer=ATTENTION, size=2),

@@ -45,6 +45,7 @@ from t2x.layers import (
   GridBias,
   GridBranch,
   GridConvolution,
+  GridRoPE,
   GRUCell,
   HopfieldScores,
   LatentKeyValues,
@@ -136,6 +137,11 @@ PARTS = {
   'windows of a grid': {
     'build': part(Windowed, mixer=part(attention, num_heads=2, dropout_rate=0.1), size=2, shift=1),
     'encoding': part(GridBias, num_heads=2, height=2, width=2),
+    'grid': (4, 3),
+  },
+  'attention with rotations by row and column': {
+    'build': attention,
+    'encoding': GridRoPE,
     'grid': (4, 3),
   },
   'convolutions of a grid': {

@@ -35,6 +35,12 @@ REFUSED = {
       *DECODING,
     ),
   ),
+  # Its positions are those of one grid per row.
+  'attention with rotations by row and column': (
+    'padding is not read',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
   # Rows have one length. Under Causal() it does not read later tokens.
   'gates of a matrix over tokens': (
     'padding is not read',

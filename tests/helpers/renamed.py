@@ -52,7 +52,9 @@ class Renamed:
     self.found |= {key: jnp.stack([one[key] for one in layers]) for key in layers[0]}
 
 
-def logits_and_gradients(shapes, rename, arrays, images, labels, statistics=None):
+def logits_and_gradients(
+  shapes, rename, arrays, images, labels, statistics=None, apply=lambda model, x: model(x).x
+):
   """Returns our logits of images, and the gradients of the cross-entropy in the parameters of the reference.
 
   Args:
@@ -61,6 +63,7 @@ def logits_and_gradients(shapes, rename, arrays, images, labels, statistics=None
     arrays: parameters of the reference by name.
     images, labels: the batch.
     statistics: arrays of the reference that are not parameters, by name.
+    apply: maps the model and the images to the logits [batch, ..., classes] of `labels` [batch, ...].
   """
 
   def loss(arrays):
@@ -71,7 +74,7 @@ def logits_and_gradients(shapes, rename, arrays, images, labels, statistics=None
     assert sorted(wanted) == sorted(own.found)
     assert {n: a.shape for n, a in own.found.items()} == {n: a.shape for n, a in wanted.items()}
     model = jax.tree.unflatten(jax.tree.structure(shapes), [own.found[name] for name in wanted])
-    logits = model(jnp.asarray(images)).x
+    logits = apply(model, jnp.asarray(images))
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
 
   (_, logits), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(

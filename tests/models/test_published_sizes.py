@@ -23,6 +23,8 @@ PUBLISHED = {
   'bert_large': 335_141_888,
   'convnext_t': 28_589_128,
   'deepseek_v2_lite': 15_706_484_224,
+  'dinov3_7b16': 6_716_030_976,
+  'dinov3_s16': 21_596_160,
   'gmlp_s16': 19_422_656,
   'gpt2_large': 774_030_080,
   'gpt2_medium': 354_823_168,

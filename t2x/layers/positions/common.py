@@ -19,7 +19,7 @@ from t2x.base.ranges import Natural, Positive, Range, Size
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
 from t2x.layers.parameters import Initializer, param
-from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies
+from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies, rotate_pairs
 from t2x.layers.positions.rope_scaling import RoPEScaling
 from t2x.layers.tokens import rows_at
 
@@ -214,16 +214,8 @@ class RoPE(PositionEncoding):
       radians = self.scaling(radians)
     # [batch, length, 1, size / 2]
     angles = positions[:, :, None, None].astype(jnp.float32) * radians[None, None, None]
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    rotated = x[..., :size].astype(jnp.float32)
-    if self.interleaved:
-      a, b = rotated[..., ::2], rotated[..., 1::2]
-      rotated = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-      rotated = rotated.reshape(*x.shape[:-1], size)
-    else:
-      a, b = rotated[..., : size // 2], rotated[..., size // 2 :]
-      rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return jnp.concatenate([rotated.astype(x.dtype), x[..., size:]], axis=-1)
+    rotated = rotate_pairs(x[..., :size], angles, self.interleaved)
+    return jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
 class T5Bias(PositionEncoding):

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -149,3 +150,26 @@ def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries 
 def frequencies(num: int, divisor: int, base: float) -> Float[np.ndarray, ' num']:
   """Returns base^(-j / divisor) for j = 0 .. num - 1, computed in float64 and rounded to float32."""
   return (float(base) ** (-np.arange(num) / max(divisor, 1))).astype(np.float32)
+
+
+def rotate_pairs(
+  x: Float[Array, 'batch length heads features'],
+  angles: Float[Array, '#batch length 1 pairs'],
+  interleaved: bool = False,
+) -> Float[Array, 'batch length heads features']:
+  """Rotates pairs of features by angles, in float32.
+
+  Args:
+    x: queries or keys.
+    angles: in radians, one per pair.
+    interleaved: False: feature i is paired with i + half. True: 2i with 2i + 1.
+  """
+  half, values = angles.shape[-1], x.astype(jnp.float32)
+  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  if interleaved:
+    a, b = values[..., ::2], values[..., 1::2]
+    rotated = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)
+  else:
+    a, b = values[..., :half], values[..., half:]
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return rotated.astype(x.dtype)

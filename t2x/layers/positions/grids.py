@@ -1,7 +1,8 @@
 """Position encodings of image patches: a learned table that is interpolated for other image sizes (ViT,
-https://arxiv.org/abs/2010.11929), sines and cosines of row and column (MoCo v3, MAE), or a bias on the scores by the
-offset in rows and columns (Swin)."""
+https://arxiv.org/abs/2010.11929), sines and cosines of row and column (MoCo v3, MAE), a bias on the scores by the
+offset in rows and columns (Swin), or rotations by row and column (DINOv3)."""
 
+import math
 from typing import Literal
 
 import jax
@@ -15,10 +16,17 @@ from t2x.base.ranges import Natural, Positive, Size
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal, truncated_normal
 from t2x.layers.parameters import Initializer, Linear, param
-from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.positions.encoding import PositionEncoding, frequencies, rotate_pairs
 from t2x.layers.tokens import Tokens
 
-__all__ = ['GridBias', 'LearnedGrid', 'LogGridBias', 'SinusoidalGrid', 'resize_grid']
+__all__ = [
+  'GridBias',
+  'GridRoPE',
+  'LearnedGrid',
+  'LogGridBias',
+  'SinusoidalGrid',
+  'resize_grid',
+]
 
 
 class LearnedGrid(PositionEncoding):
@@ -221,6 +229,48 @@ class LogGridBias(GridBias):
     logarithms = np.sign(offsets) * np.log2(1 + 8 * np.abs(offsets)) / 3
     inputs = jnp.asarray(logarithms.reshape(-1, 2), self.up.kernel[...].dtype)
     return 16 * jax.nn.sigmoid(self.down(jax.nn.relu(self.up(inputs))))
+
+
+class GridRoPE(PositionEncoding):
+  """Rotary encoding of rows and columns: rotates half of the pairs of features of queries and keys by the row of the
+  patch, the other half by its column (DINOv3, https://arxiv.org/abs/2508.10104; RoPE-ViT,
+  https://arxiv.org/abs/2403.13298).
+
+  The coordinates are those of the centres of the patches, from -1 to 1 over the image, so that a larger image of the same
+  scene has the same angles. Pair j of head_dim / 4 for each coordinate c is rotated by 2 pi c base^(-j / (head_dim / 4)).
+  Tokens before the grid (class token, registers) are not rotated.
+
+  Args:
+    base: ratio of the highest frequency to the lowest, about.
+
+  Raises:
+    UserError: when called, if a head's features are no multiple of 4, or the tokens have no grid of rows and columns.
+  """
+
+  def __init__(self, d_model: int, *, base: Positive = 100.0, rngs: nnx.Rngs):
+    self.base = base
+
+  def rotate(self, q, k, q_tokens, k_tokens):
+    return self._rotate(q, q_tokens), self._rotate(k, k_tokens)
+
+  def _rotate(self, x: Array, tokens: Tokens) -> Array:
+    if x.shape[-1] % 4:
+      raise UserError(
+        f'GridRoPE rotates quarters of the features of a head, but a head has {x.shape[-1]}: make head_dim a '
+        'multiple of 4'
+      )
+    grid, quarter = _grid(x, tokens, tokens.num_extra, 'GridRoPE'), x.shape[-1] // 4
+    index = tokens.encoded_positions - tokens.num_extra
+    radians = 2 * math.pi * frequencies(quarter, quarter, self.base)
+    centres = [
+      (2 * place + 1) / size - 1
+      for place, size in zip(jnp.divmod(index, grid[1]), grid, strict=True)
+    ]
+    angles = jnp.concatenate(
+      [centre[..., None] * radians[None, None] for centre in centres], axis=-1
+    )
+    angles = jnp.where(index[..., None] < 0, 0, angles.astype(jnp.float32))
+    return rotate_pairs(x, angles[:, :, None])
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from t2x.base.errors import UserError
 from t2x.layers import (
   ALiBi,
+  GridRoPE,
   LearnedGrid,
   LearnedPositions,
   NoPositions,
@@ -311,3 +312,25 @@ def test_tokens_that_do_not_fill_the_grid_are_an_error():
       grid.embed(jnp.ones((1, 4, 8)), patches(2, 2))
     with pytest.raises(UserError, match='needs a grid of rows and columns'):
       grid.embed(jnp.ones((1, 4, 8)), Tokens.row(4))
+
+
+def test_rotations_of_a_grid_need_quarters_of_a_head_and_a_grid():
+  encoding = GridRoPE(8, rngs=nnx.Rngs(0))
+  q = jnp.ones((1, 5, 2, 4))
+  with pytest.raises(UserError, match='make head_dim a multiple of 4'):
+    encoding.rotate(q[..., :2], q[..., :2], patches(2, 2), patches(2, 2))
+  with pytest.raises(UserError, match='needs a grid of rows and columns'):
+    encoding.rotate(q, q, Tokens.row(5), Tokens.row(5))
+
+
+def test_the_centres_of_patches_of_a_finer_grid_have_the_angles_of_those_of_a_coarse_one():
+  """The centre of each of 2 x 2 patches is that of the middle one of 3 x 3 finer patches; the class token stays."""
+  encoding = GridRoPE(8, rngs=nnx.Rngs(0))
+  ones = jnp.ones((1, 37, 1, 8))
+  coarse, fine = (
+    np.asarray(encoding.rotate(ones[:, : 1 + n * n], ones[:, : 1 + n * n], t, t)[0])[0, :, 0]
+    for n, t in ((2, patches(2, 2)), (6, patches(6, 6)))
+  )
+  np.testing.assert_array_equal(fine[0], 1.0)
+  middle = fine[1:].reshape(6, 6, 8)[1::3, 1::3].reshape(4, 8)
+  np.testing.assert_allclose(coarse[1:], middle, atol=1e-6)
