@@ -109,6 +109,7 @@ from t2x.layers.initializers import building
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)
+favor = part(FavorPlus, num_features=64)
 experts = part(
   MixtureOfExperts, num_experts=4, expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1)
 )
@@ -139,11 +140,7 @@ PARTS = {
     'encoding': part(GridBias, num_heads=2, height=2, width=2),
     'grid': (4, 3),
   },
-  'attention with rotations by row and column': {
-    'build': attention,
-    'encoding': GridRoPE,
-    'grid': (4, 3),
-  },
+  'rotations by row and column': {'build': attention, 'encoding': GridRoPE, 'grid': (4, 3)},
   'convolutions of a grid': {
     'build': part(
       GridBranch,
@@ -203,15 +200,10 @@ PARTS = {
   },
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'linear attention with random features': {
-    'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
+    'build': part(LinearAttention, num_heads=4, chunk=5, features=favor)
   },
   'linear attention with redrawn features': {
-    'build': part(
-      LinearAttention,
-      num_heads=4,
-      chunk=5,
-      features=part(FavorPlus, num_features=64, redraw_every=5),
-    )
+    'build': part(LinearAttention, num_heads=4, chunk=5, features=part(favor, redraw_every=5))
   },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},

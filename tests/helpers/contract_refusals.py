@@ -36,7 +36,7 @@ REFUSED = {
     ),
   ),
   # Its positions are those of one grid per row.
-  'attention with rotations by row and column': (
+  'rotations by row and column': (
     'padding is not read',
     'packed rows equal separate rows',
     *DECODING,
