@@ -46,6 +46,7 @@ from t2x.data.sources.tfds_source import *
 from t2x.data.spans import *
 from t2x.data.spectrograms import *
 from t2x.data.statistics import *
+from t2x.data.token_choices import *
 from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *
 from t2x.data.tokenizers.existing import *

@@ -1,7 +1,6 @@
 """Token masking for masked language modelling (BERT, https://arxiv.org/abs/1810.04805).
 
-Masks are drawn anew in each epoch (RoBERTa, https://arxiv.org/abs/1907.11692), by token or by whole
-word (BERT-wwm, https://arxiv.org/abs/1906.08101).
+Masks are drawn anew in each epoch (RoBERTa, https://arxiv.org/abs/1907.11692), by token, whole word or n-gram.
 """
 
 import dataclasses
@@ -10,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from t2x.base.errors import UserError
 from t2x.data.plans import padded
+from t2x.data.token_choices import SingleTokens, TokenChoice
 from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['MaskTokens', 'OrderTokens']
@@ -23,7 +24,7 @@ class MaskTokens:
   """Masks tokens of a row and adds the original ids as labels.
 
   Of n tokens that are neither special nor padding, rate * n are chosen, rounded up or down at
-  random so that the mean is exact. Whole-word masking may choose fewer, by less than one word.
+  random so that the mean is exact. Choices of whole words may be fewer, by less than one word.
   Special tokens and padding are never chosen.
 
   Attributes:
@@ -32,7 +33,7 @@ class MaskTokens:
     rate: fraction of the tokens to predict.
     mask_rate: fraction of the chosen tokens that the mask token replaces.
     random_rate: fraction of the chosen tokens that a random token replaces; the rest is unchanged.
-    whole_word: chooses all pieces of a word together.
+    choose: chooses the tokens.
   """
 
   tokenizer: Tokenizer = dataclasses.field(repr=False)
@@ -40,7 +41,7 @@ class MaskTokens:
   rate: float = 0.15
   mask_rate: float = 0.8
   random_rate: float = 0.1
-  whole_word: bool = False
+  choose: TokenChoice = SingleTokens()
 
   def __post_init__(self):
     rates = self.rate, self.mask_rate, self.random_rate
@@ -59,10 +60,7 @@ class MaskTokens:
     special = self.tokenizer.special
     maskable = np.flatnonzero(~special[tokens] & (row['segments'] != 0))
     count = min(int(self.rate * len(maskable) + rng.random()), self.max_predictions)
-    if self.whole_word:
-      chosen = self._choose_words(tokens, maskable, count, rng)
-    else:
-      chosen = np.sort(rng.permutation(maskable)[:count])
+    chosen = maskable[self.choose(self._words(tokens, maskable), count, rng)]
     labels = tokens[chosen]
 
     drawn = rng.random(len(chosen))
@@ -84,20 +82,14 @@ class MaskTokens:
     """All ids that are not special."""
     return np.flatnonzero(~self.tokenizer.special).astype(np.int32)
 
-  def _choose_words(
-    self, tokens: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator
-  ) -> np.ndarray:
-    """Returns the positions of words in random order, at most `count` positions in total."""
-    word = np.cumsum(_breaks(self.tokenizer.word_starts(tokens), maskable))
-    lengths = np.bincount(word)
-    chosen = np.zeros(len(lengths), bool)
-    for i in rng.permutation(len(lengths)).tolist():
-      if not count:
-        break
-      if lengths[i] <= count:
-        chosen[i] = True
-        count -= int(lengths[i])
-    return maskable[chosen[word]]
+  def _words(
+    self, tokens: Int[np.ndarray, 'length'], maskable: Int[np.ndarray, 'tokens']
+  ) -> Int[np.ndarray, 'tokens']:
+    """Returns the number of the word of each maskable token; other tokens between two words count as a word."""
+    starts, other = self.tokenizer.word_starts(tokens), np.ones(len(tokens), bool)
+    other[maskable] = False
+    starts[1:] |= other[1:] | other[:-1]
+    return np.cumsum(starts)[maskable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +109,3 @@ def _mask_id(tokenizer: Tokenizer) -> int:
       'masked language modelling needs a tokenizer with a mask token: choose another tokenizer'
     )
   return tokenizer.mask_id
-
-
-def _breaks(starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Returns True where a position begins a word or does not follow the previous position."""
-  breaks = starts[positions]
-  breaks[1:] |= np.diff(positions) > 1
-  breaks[:1] = False
-  return breaks

@@ -1,10 +1,10 @@
-"""Pairs of consecutive or unrelated text for next sentence prediction (BERT, https://arxiv.org/abs/1810.04805,
-section 3.1 and appendix A.2), drawn anew in each epoch."""
+"""Pairs of texts whose second text follows the first, or does not: it is unrelated (BERT, https://arxiv.org/abs/1810.04805,
+section 3.1 and appendix A.2) or precedes the first (ALBERT, https://arxiv.org/abs/1909.11942). Drawn anew in each epoch."""
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from t2x.data.labelled import LabelledPlan
 from t2x.data.plans import Column, padded, text_of
 from t2x.data.tokenizers.base import Located, Tokenizer
 
-__all__ = ['PairSentences', 'SentenceRows']
+__all__ = ['Negatives', 'PairSentences', 'SentenceRows', 'Swapped', 'Unrelated']
 
 # Between sentences: white space after a full stop, or the end of a line.
 BREAK = re.compile(r'(?<=[.!?])\s+|\n+')
@@ -77,21 +77,72 @@ def _chunks(pieces: Iterator[list[int]], room: int) -> Iterator[list[list[int]]]
     yield chunk
 
 
+# The ids of each sentence of a text.
+Sentences = list[np.ndarray]
+
+
+@runtime_checkable
+class Negatives(Protocol):
+  """Makes pairs of texts whose second text does not follow the first."""
+
+  def __call__(
+    self,
+    first: Sentences,
+    second: Sentences,
+    room: int,
+    row: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    rng: np.random.Generator,
+  ) -> tuple[Sentences, Sentences]:
+    """Returns the sentences of both texts.
+
+    Args:
+      first: sentences of a row of `SentenceRows` up to a random place.
+      second: its other sentences, which may be none.
+      room: maximum number of ids of both texts.
+      row: the row.
+      rows: all rows.
+      rng: random generator.
+    """
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrelated(Negatives):
+  """Replaces the second text by one that starts at a random sentence of another document (BERT)."""
+
+  def __call__(self, first, second, room, row, rows, rng):
+    return first, list(_fitting(_unrelated(row, rng, rows), room - sum(map(len, first))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Swapped(Negatives):
+  """Swaps the texts, so that models learn the order of sentences (ALBERT, section 3.1).
+
+  The text of a row of one sentence is paired with an unrelated one, as in the published code.
+  """
+
+  def __call__(self, first, second, room, row, rows, rng):
+    return (second, first) if second else Unrelated()(first, second, room, row, rows, rng)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairSentences:
-  """Converts a row of `SentenceRows` to a pair, whose second text follows the first or is of another document.
+  """Converts a row of `SentenceRows` to a pair, whose second text follows the first or does not.
 
   The first text is the sentences up to a random place. With probability 1/2 the second text is the other sentences of
-  the row; else, or if it has no others, it starts at a random sentence of another document. BERT pairs the sentences
-  that an unrelated text replaces in a row of their own; here the next epoch draws all pairs anew.
+  the row; else, or if it has no others, `negatives` makes the pair. BERT pairs the sentences that an unrelated text
+  replaces in a row of their own; here the next epoch draws all pairs anew.
 
   Attributes:
     tokenizer: adds its special ids.
     length: tokens per row.
+    negatives: makes pairs whose second text does not follow.
   """
 
   tokenizer: Tokenizer = dataclasses.field(repr=False)
   length: int
+  negatives: Negatives = Unrelated()
 
   needs_rows: ClassVar[bool] = True
 
@@ -106,35 +157,37 @@ class PairSentences:
     sentences = _sentences(row)
     end = int(rng.integers(1, max(len(sentences), 2)))
     first, second = sentences[:end], sentences[end:]
-    follows, before = bool(second) and rng.random() < 0.5, np.concatenate(first)
-    room = self.length - self.tokenizer.num_added(pair=True) - len(before)
+    follows = bool(second) and rng.random() < 0.5
     if not follows:
-      second = list(_fitting(self._unrelated(row, rng, rows), room))
-    pair = self.tokenizer.join(_located(before), _located(np.concatenate(second)))
+      room = self.length - self.tokenizer.num_added(pair=True)
+      first, second = self.negatives(first, second, room, row, rows, rng)
+    texts = (_located(np.concatenate(text)) for text in (first, second))
+    pair = self.tokenizer.join(*texts)
     values = {'tokens': pair.ids, 'types': pair.types, 'segments': np.ones(len(pair))}
     return {name: padded(array, self.length) for name, array in values.items()} | {
       'next': np.int32(follows)
     }
 
-  def _unrelated(
-    self, row: Mapping[str, Any], rng: np.random.Generator, rows: Sequence[Mapping[str, Any]]
-  ) -> Iterator[np.ndarray]:
-    """Yields the sentences of another document from a random sentence on."""
-    for _ in range(ATTEMPTS):
-      index = int(rng.integers(len(rows)))
-      document = rows[index]['document']
-      if document != row['document']:
-        sentences = _sentences(rows[index])
-        yield from sentences[int(rng.integers(len(sentences))) :]
-        while (index := index + 1) < len(rows) and rows[index]['document'] == document:
-          yield from _sentences(rows[index])
-        return
-    raise UserError(
-      f'{ATTEMPTS} rows were drawn, all of document {int(row["document"])}: next sentence prediction needs many documents'
-    )
+
+def _unrelated(
+  row: Mapping[str, Any], rng: np.random.Generator, rows: Sequence[Mapping[str, Any]]
+) -> Iterator[np.ndarray]:
+  """Yields the sentences of another document from a random sentence on."""
+  for _ in range(ATTEMPTS):
+    index = int(rng.integers(len(rows)))
+    document = rows[index]['document']
+    if document != row['document']:
+      sentences = _sentences(rows[index])
+      yield from sentences[int(rng.integers(len(sentences))) :]
+      while (index := index + 1) < len(rows) and rows[index]['document'] == document:
+        yield from _sentences(rows[index])
+      return
+  raise UserError(
+    f'{ATTEMPTS} rows were drawn, all of document {int(row["document"])}: next sentence prediction needs many documents'
+  )
 
 
-def _sentences(row: Mapping[str, Any]) -> list[np.ndarray]:
+def _sentences(row: Mapping[str, Any]) -> Sentences:
   """Returns the ids of each sentence of a row."""
   count = int(np.count_nonzero(row['segments']))
   starts = np.flatnonzero(np.diff(row['sentence'][:count])) + 1

@@ -12,7 +12,7 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, Range
-from t2x.data import Chain, MaskTokens
+from t2x.data import Chain, MaskTokens, SingleTokens, TokenChoice
 from t2x.data.batches import Transform
 from t2x.models.language_model import select
 from t2x.tasks.distillation import DistillableTokens
@@ -31,15 +31,15 @@ class ChosenTokens(DistillableTokens):
       `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
       they see each other, and an incomplete last row is dropped.
     rate: fraction of the tokens to predict.
-    whole_word: chooses all tokens of a word together.
+    choose: chooses the tokens: `SingleTokens`, `WholeWords` or `NGrams` of words.
   """
 
   rate: Annotated[float, Range('0 < x <= 1')] = 0.15
-  whole_word: bool = False
+  choose: TokenChoice = SingleTokens()
 
   target: ClassVar[str] = 'labels'
   target_axis: ClassVar[str | None] = None
-  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'rate', 'whole_word'}
+  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'rate', 'choose'}
 
   @property
   def max_predictions(self) -> int:
@@ -64,7 +64,7 @@ class ChosenTokens(DistillableTokens):
       rate=self.rate,
       mask_rate=mask_rate,
       random_rate=random_rate,
-      whole_word=self.whole_word,
+      choose=self.choose,
       max_predictions=self.max_predictions,
     )
 

@@ -1,12 +1,23 @@
 """Masks hide what they say, at the rates they say, and anew in each epoch."""
 
+import collections
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, Bytes, MaskTokens
+from t2x.data import (
+  Batches,
+  Bytes,
+  MaskTokens,
+  NGrams,
+  SentencePiece,
+  SingleTokens,
+  WholeWords,
+  WordPiece,
+)
 
 BYTES = Bytes().train([])
 
@@ -19,12 +30,15 @@ def row(text, length):
 
 
 @given(
-  st.text(alphabet='abc \n', max_size=60), st.integers(0, 99), st.booleans(), st.floats(0.05, 1)
+  st.text(alphabet='abc \n', max_size=60),
+  st.integers(0, 99),
+  st.sampled_from([SingleTokens(), WholeWords(), NGrams(max_length=3)]),
+  st.floats(0.05, 1),
 )
-def test_masks_mark_the_hidden_tokens(text, seed, whole_word, rate):
+def test_masks_mark_the_hidden_tokens(text, seed, choose, rate):
   given_row = row(text, 48)
   places = int(np.ceil(rate * 48))
-  mask = MaskTokens(tokenizer=BYTES, max_predictions=places, rate=rate, whole_word=whole_word)
+  mask = MaskTokens(tokenizer=BYTES, max_predictions=places, rate=rate, choose=choose)
   masked = mask(given_row, np.random.default_rng(seed))
   used = masked['weights'] > 0
   chosen, labels = masked['masked_positions'][used], masked['labels'][used]
@@ -71,13 +85,13 @@ def test_masks_differ_between_epochs():
   assert len(masks) > 5
 
 
-def test_whole_words_are_hidden_together():
+@pytest.mark.parametrize('choose', [WholeWords(), NGrams()], ids=repr)
+def test_whole_words_are_hidden_together(choose):
   mask = MaskTokens(
-    tokenizer=BYTES, max_predictions=24, rate=0.4, mask_rate=1.0, random_rate=0.0, whole_word=True
+    tokenizer=BYTES, max_predictions=24, rate=0.4, mask_rate=1.0, random_rate=0.0, choose=choose
   )
   given_row = row('one three seven eleven fifteen twenty', 60)
-  starts = BYTES.word_starts(given_row['tokens'])
-  word = np.cumsum(starts)
+  word = np.cumsum(BYTES.word_starts(given_row['tokens']))
   total = 0
   for seed in range(50):
     masked = mask(given_row, np.random.default_rng(seed))
@@ -86,6 +100,55 @@ def test_whole_words_are_hidden_together():
     for number in np.unique(word[hidden]):
       assert hidden[word == number].all()
   assert 0.25 < total / 50 / 37 <= 0.4
+
+
+TEXT = 'unbelievable sentences are tokenized into pieces; segmentation of uncommon vocabulary is unavoidable '
+
+
+@pytest.mark.parametrize('kind', [SentencePiece, WordPiece])
+@pytest.mark.parametrize('choose', [WholeWords(), NGrams()], ids=repr)
+def test_all_pieces_of_a_word_are_chosen_together_at_the_rate(kind, choose):
+  tokenizer = kind(290 if kind is SentencePiece else 60).train([TEXT * 20])
+  ids = np.array(tokenizer.encode(TEXT * 12))
+  pieces = tokenizer.pieces(ids)
+  # The published rule of each kind of tokenizer, from its printed pieces.
+  starts = [
+    p.startswith('\u2581') if kind is SentencePiece else not p.startswith('##') for p in pieces
+  ]
+  word = np.cumsum(starts)
+  lengths = np.bincount(word)[word]
+  assert lengths.max() >= 4
+  given_row = {'tokens': ids.astype(np.int32), 'segments': np.ones(len(ids), np.int32)}
+  mask = MaskTokens(tokenizer=tokenizer, max_predictions=len(ids), rate=0.15, choose=choose)
+  counts = np.zeros(len(ids))
+  for seed in range(200):
+    masked = mask(given_row, np.random.default_rng(seed))
+    chosen = np.zeros(len(ids), bool)
+    chosen[masked['masked_positions'][masked['weights'] > 0]] = True
+    assert (np.bincount(word, chosen) % np.bincount(word)[: word.max() + 1].clip(1) == 0).all()
+    counts += chosen
+  rates = counts / 200
+  # Words that do not fit into what is left are skipped.
+  assert 0.135 < rates.mean() <= 0.151
+  short, long = (rates[lengths <= 4].mean(), rates[lengths > 4].mean())
+  assert long > 0.75 * short
+
+
+def test_ngrams_have_lengths_in_proportion_to_1_over_n_and_do_not_cross_gaps():
+  # 3,000 words of one or two tokens with a gap after each 100; few are chosen, so that few n-grams touch.
+  numbers = np.arange(3000) + np.arange(3000) // 100
+  words = np.repeat(numbers, 1 + np.arange(3000) % 2)
+  found = collections.Counter()
+  for seed in range(60):
+    chosen = NGrams()(words, 90, np.random.default_rng(seed))
+    assert (np.diff(chosen) > 0).all()
+    assert len(chosen) in (89, 90)
+    runs = np.split(hit := np.unique(words[chosen]), np.flatnonzero(np.diff(hit) > 1) + 1)
+    found.update(map(len, runs))
+  shares = np.array([found[n] for n in (1, 2, 3)]) / found.total()
+  np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.03)
+  # Without room for longer ones, and between gaps, n-grams are shortened.
+  assert NGrams()(np.array([1, 3, 5]), 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
 
 
 def test_rates_out_of_range_are_errors():

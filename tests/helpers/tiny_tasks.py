@@ -23,6 +23,7 @@ from t2x.data import (
   RandAugment,
   SampledPieces,
   TextFiles,
+  WholeWords,
 )
 
 TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
@@ -110,7 +111,7 @@ def make(folder):
   pairs = {'source': source(TSV, 'pairs.tsv'), 'source_length': 48, 'target_length': 48}
   tasks = [
     t2x.tasks.CausalLM(source=text, length=32, **bpe),
-    t2x.tasks.MaskedLM(source=text, length=32, whole_word=True, **bpe),
+    t2x.tasks.MaskedLM(source=text, length=32, choose=WholeWords(), **bpe),
     t2x.tasks.PermutationLM(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
     t2x.tasks.Translation(**pairs, **bpe),

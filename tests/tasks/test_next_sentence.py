@@ -12,7 +12,15 @@ from flax import nnx
 from loss_terms import Bag, gradient
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, PairSentences, SentenceRows, Source, evaluation_batches
+from t2x.data import (
+  Bytes,
+  HeldOut,
+  PairSentences,
+  SentenceRows,
+  Source,
+  Swapped,
+  evaluation_batches,
+)
 from t2x.layers import Input
 from t2x.models import ModelSpec
 from t2x.tasks import MaskedPairs, Mixture, NextSentence
@@ -103,6 +111,41 @@ def test_half_of_the_second_texts_follow_and_the_others_are_of_another_document(
   assert abs(np.mean(ends[0]) - np.mean(ends[1])) < 3
 
 
+def test_half_of_the_pairs_of_sentence_order_are_swapped(task):
+  rows = dataclasses.replace(task, source=Stories(40)).rows('train')
+  draw = PairSentences(tokenizer=BYTES, length=LENGTH, negatives=Swapped())
+  in_order = []
+  for seed in range(4):
+    for index in range(len(rows)):
+      pair = draw(rows[index], np.random.default_rng([seed, index]), rows)
+      first, second = (numbers(text) for text in texts(pair))
+      own = numbers(BYTES.decode(rows[index]['tokens'].tolist()))
+      in_order.append(int(pair['next']))
+      if len(own) > 1:
+        assert own == (first + second if pair['next'] else second + first)
+      else:
+        # A row of one sentence gets an unrelated text.
+        assert first == own and not pair['next']
+        assert second[0][0] != own[0][0]
+  assert abs(np.mean(in_order) - 0.5) < 0.06
+
+
+def test_documents_not_sentences_are_split_for_evaluation(task):
+  divided = dataclasses.replace(task, source=HeldOut(source=Stories(60), test=0.4))
+  seen = {}
+  for split in ('train', 'test'):
+    rows = divided.rows(split)
+    batches = task.batches(rows, batch_size=len(rows), seed=0)
+    restored = []
+    for row in (r for step in range(3) for r in unstacked(batches[step])):
+      row['tokens'][row['masked_positions']] = row['labels']
+      restored += numbers(' '.join(texts(row)))
+    seen[split] = {number for number, _ in restored}
+  assert len(seen['train']) > 12
+  assert len(seen['test']) > 8
+  assert seen['train'].isdisjoint(seen['test'])
+
+
 def test_pairs_are_drawn_anew_in_each_epoch_and_depend_only_on_the_seed_and_the_step(task):
   rows = task.rows('train')
   batches = task.batches(rows, batch_size=len(rows), seed=5)
@@ -181,7 +224,8 @@ def test_the_gradient_is_that_of_both_losses(task):
   def expected(model):
     x = model.table[...][batch['tokens']]
     log_p = jax.nn.log_softmax(x[:6, 0] @ model.classes[...][:, :2])
-    following = -jnp.take_along_axis(log_p, batch['next'][:6, None], axis=1).mean()
+    # Class 0 follows, as in transformers.
+    following = -jnp.where(batch['next'][:6] == 1, log_p[:, 0], log_p[:, 1]).mean()
     picked = jnp.take_along_axis(x, batch['masked_positions'][..., None], axis=1)
     log_q = jax.nn.log_softmax(picked @ model.out[...])
     tokens = -jnp.take_along_axis(log_q, batch['labels'][..., None], axis=-1)[..., 0]
