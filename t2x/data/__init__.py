@@ -29,10 +29,12 @@ from t2x.data.samples.libreoffice import *
 from t2x.data.samples.sentiment import *
 from t2x.data.samples.standard_library import *
 from t2x.data.sentence_pairs import *
+from t2x.data.several_texts import *
 from t2x.data.skipping import *
 from t2x.data.sources.base import *
 from t2x.data.sources.deduplicated import *
 from t2x.data.sources.digests import *
+from t2x.data.sources.distractors import *
 from t2x.data.sources.files import *
 from t2x.data.sources.held_out import *
 from t2x.data.sources.hub_dataset import *

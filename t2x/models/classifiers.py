@@ -79,12 +79,14 @@ class Classifier(nnx.Module):
 
 class PooledClassifier(Classifier):
   """BERT's classifier: a projection and tanh (the pooler), dropout, then a linear layer
-  (https://arxiv.org/abs/1810.04805). RoBERTa's also applies dropout before the projection.
+  (https://arxiv.org/abs/1810.04805). RoBERTa's also applies dropout before the projection; DistilBERT's has ReLU in
+  place of tanh.
 
   Args:
     d_model: width of the pooled vector.
     num_classes: number of logits.
-    dropout_rate: dropout rate after the tanh.
+    activation: elementwise function after the projection.
+    dropout_rate: dropout rate after the activation.
     input_dropout: dropout rate before the projection.
     init: initialiser of both projections.
   """
@@ -94,6 +96,7 @@ class PooledClassifier(Classifier):
     d_model: int,
     *,
     num_classes: Size,
+    activation: Callable[[Array], Array] = jnp.tanh,
     dropout_rate: TunableRate = 0.0,
     input_dropout: TunableRate = 0.0,
     init: Initializer = normal(0.02),
@@ -102,14 +105,14 @@ class PooledClassifier(Classifier):
     super().__init__(
       d_model, num_classes=num_classes, dropout_rate=dropout_rate, init=init, rngs=rngs
     )
-    self.input_dropout = input_dropout
+    self.activation, self.input_dropout = activation, input_dropout
     self.transform = Linear((d_model,), (d_model,), ('embed', 'embed'), init=init, rngs=rngs)
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
-    return super().__call__(jnp.tanh(self.transform(x)), key)
+    return super().__call__(self.activation(self.transform(x)), key)
 
 
 class SequenceClassifier(LogitHead):
@@ -148,9 +151,22 @@ class SequenceClassifier(LogitHead):
     x: Float[Array, 'batch length d_model'],
     segments: RowSegments = None,
     key: Array | None = None,
-  ) -> Float[Array, 'batch classes']:
-    """Returns the class logits of each row; tokens of segment 0 are padding."""
-    pooled = self.pool(x, segments, named_key(key, 'pool'))
+    texts: int = 1,
+  ) -> Float[Array, 'examples classes']:
+    """Returns the class logits of each example; tokens of segment 0 are padding.
+
+    Args:
+      x: hidden vectors of the rows.
+      segments: segments of the tokens, [batch, length].
+      key: keys of the examples, [batch / texts].
+      texts: number of consecutive rows of an example, whose pooled vectors are added up, as GPT-1 does for both orders of
+        two texts (Radford et al. 2018).
+    """
+    rows = named_key(key, 'pool')
+    if rows is not None and texts > 1:
+      rows = jnp.stack([named_key(rows, str(text)) for text in range(texts)], axis=1).reshape(-1)
+    pooled = self.pool(x, segments, rows)
+    pooled = pooled.reshape(-1, texts, pooled.shape[-1]).sum(axis=1) if texts > 1 else pooled
     return self.classifier(pooled, named_key(key, 'classifier'))
 
   def logits(self, x, embedding):

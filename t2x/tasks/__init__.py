@@ -6,6 +6,7 @@ from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
+from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
 from t2x.tasks.contrastive import *
 from t2x.tasks.distillation import *
@@ -18,6 +19,7 @@ from t2x.tasks.losses import *
 from t2x.tasks.marks import *
 from t2x.tasks.masked_lm import *
 from t2x.tasks.mixture import *
+from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.pictures import *

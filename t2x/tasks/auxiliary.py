@@ -76,7 +76,7 @@ class Auxiliary(Protocol):
 def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: Any) -> None:
   """Raises UserError if an objective has the name of a loss term of the task, or does not support the task or model."""
   for name, auxiliary in auxiliaries.items():
-    if name in ('loss', 'distillation'):
+    if name == 'loss' or name.startswith('distillation'):
       raise UserError(
         f"{type(task).__name__}.auxiliaries['{name}']: '{name}' is a loss term of the task; use another name"
       )

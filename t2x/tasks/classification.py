@@ -94,7 +94,7 @@ class Classification(DistillableTask):
     labels, weights = batch['label'], self.weighted_targets(batch)
     logits, out = self.predictions(model, batch, key)
     sums = self.class_sums(logits, labels, weights, train=key is not None)
-    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
+    return self.distilled(TaskOutput(sums, out.aux), logits, out.x, weights, teacher, batch)
 
   def class_sums(self, logits, labels, weights, train):
     """Returns the metrics of logits [batch, classes] as sums over the batch, with the sums of the weights."""

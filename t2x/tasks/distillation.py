@@ -1,9 +1,10 @@
-"""Knowledge distillation from a frozen teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+"""Knowledge distillation from a frozen teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531), and from its
+hidden vectors (DistilBERT, https://arxiv.org/abs/1910.01108)."""
 
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,40 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable, scalar
-from t2x.base.ranges import Range
+from t2x.base.ranges import Range, Text, TunableNonNegative
 from t2x.layers.constraints import constrain
 from t2x.models import Output
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.text import JoinedDocuments
 
-__all__ = ['DistillableTask', 'Distillation']
+__all__ = ['DistillableTask', 'Distillation', 'HiddenCosine', 'HiddenLoss']
+
+
+@runtime_checkable
+class HiddenLoss(Protocol):
+  """Loss between the hidden vectors of student and teacher, whose widths are equal."""
+
+  def __call__(
+    self, student: Float[Array, '*batch d_model'], teacher: Float[Array, '*batch d_model']
+  ) -> Float[Array, '*batch']:
+    """Returns the loss of each vector times its coefficient, in float32."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HiddenCosine(HiddenLoss):
+  """weight * (1 - the cosine of the two vectors), the third term of DistilBERT's loss.
+
+  Attributes:
+    weight: coefficient.
+  """
+
+  weight: TunableNonNegative = 1.0
+
+  def __call__(self, student, teacher):
+    x, y = student.astype(jnp.float32), teacher.astype(jnp.float32)
+    lengths = jnp.square(x).sum(axis=-1) * jnp.square(y).sum(axis=-1)
+    return scalar(self.weight) * (1 - (x * y).sum(axis=-1) * jax.lax.rsqrt(lengths + 1e-12))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +54,21 @@ class Distillation:
   distributions are softmax(logits / temperature).
 
   The second term is reported as `distillation`. `loss` is the unscaled loss of the labels, in training as in
-  evaluation.
+  evaluation. The mean of each loss in `hidden` over the tokens that are not padding is added, and reported as
+  `distillation_NAME`.
+
+  DistilBERT's 5 * KL + 2 * cross-entropy + cosine loss, both of the first over the masked tokens
+  (`restrict_ce_to_mask` of its code), is 7 times that of alpha = 5/7 and a `HiddenCosine` of weight 1/7.
 
   Attributes:
     alpha: weight of the teacher's term; 1 ignores the labels.
     temperature: softmax temperature of both distributions.
+    hidden: losses between the last hidden vectors of student and teacher, by name.
   """
 
   alpha: Annotated[Tunable, Range('0 < x <= 1')] = 0.5
   temperature: Annotated[Tunable, Range('1e-6 <= x <= 1e6')] = 2.0
+  hidden: Mapping[Text, HiddenLoss] = dataclasses.field(default_factory=dict)
 
   def divergence(
     self, student: Float[Array, '*batch classes'], teacher: Float[Array, '*batch classes']
@@ -84,8 +118,12 @@ class DistillableTask(Task):
       teacher: the frozen model of `Experiment.teacher`, in training only.
     """
 
+  def token_weights(self, batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length'] | None:
+    """Returns the weight of each hidden vector of `predictions`, 0 for padding; None if there are no hidden vectors."""
+    return None
+
   def check_teacher(self, model, teacher):
-    """Raises UserError if the teacher does not fit the task or has other classes than the model."""
+    """Raises UserError if the teacher does not fit the task, or has other classes or another width than the model."""
     name = type(self).__name__
     if self.distillation is None or teacher is None:
       if teacher is not None:
@@ -103,48 +141,83 @@ class DistillableTask(Task):
       self.check_model(teacher)
     except UserError as error:
       raise UserError(f'Experiment.teacher: {error}') from error
-    logits, teacher_logits = (
-      jax.eval_shape(lambda m, batch: self.predictions(m, batch, None)[0], network, self.spec(1))
-      for network in (model, teacher)
+
+    def arrays(network, batch):
+      logits, out = self.predictions(network, batch, None)
+      return logits, out.x
+
+    (logits, x), (teacher_logits, teacher_x) = (
+      jax.eval_shape(arrays, network, self.spec(1)) for network in (model, teacher)
     )
     if logits.shape != teacher_logits.shape:
       raise UserError(
         f'Experiment.teacher has {teacher_logits.shape[-1]} logits for each target, but '
         f'Experiment.model has {logits.shape[-1]}: use the same vocabulary or classes for both'
       )
+    if not self.distillation.hidden:
+      return
+    if jax.eval_shape(self.token_weights, self.spec(1)) is None:
+      raise UserError(f'{name} has no hidden vectors of tokens: leave out Distillation.hidden')
+    if x.shape != teacher_x.shape:
+      raise UserError(
+        f'Experiment.teacher has hidden vectors of width {teacher_x.shape[-1]}, but those of Experiment.model '
+        f'have {x.shape[-1]}: use the same width for both, or leave out Distillation.hidden'
+      )
 
   def weights(self, batch):
-    """Returns the weights of the loss terms; the teacher's term has the weight of the main term."""
+    """Returns the weights of the loss terms; the teacher's term of the logits has the weight of the main term."""
     weights = super().weights(batch)
-    return weights if self.distillation is None else weights | {'distillation': weights['loss']}
+    if self.distillation is None:
+      return weights
+    weights['distillation'] = weights['loss']
+    present = self.token_weights(batch)
+    return weights | {
+      _hidden(name): present.sum() for name in self.distillation.hidden if present is not None
+    }
 
   def distilled(
     self,
     output: TaskOutput,
     logits: Float[Array, 'batch *targets classes'],
+    x: Array,
     weights: Float[Array, 'batch *targets'],
     teacher: Any,
     batch: Mapping[str, jax.Array],
   ) -> TaskOutput:
-    """Adds the teacher's term to `output`, if there is a teacher.
+    """Adds the teacher's terms to `output`, if there is a teacher.
 
     Args:
-      output: metrics and loss terms without the teacher's term.
+      output: metrics and loss terms without those of the teacher.
       logits: logits of the student.
+      x: hidden vectors of the student, that of its `predictions`.
       weights: weights of the targets.
       teacher: the teacher; None in evaluation and without distillation.
       batch: the student's inputs.
     """
     if teacher is None or self.distillation is None:
       return output
-    teacher_logits, _ = self.predictions(teacher, batch, None)
+    teacher_logits, out = self.predictions(teacher, batch, None)
     alpha = scalar(self.distillation.alpha)
     term = (self.distillation.divergence(logits, teacher_logits) * weights).sum()
-    return dataclasses.replace(
-      output,
-      coefficient=1.0 - alpha,
-      further=output.further | {'distillation': alpha * term},
-    )
+    present, teacher_x = self.token_weights(batch), jax.lax.stop_gradient(out.x)
+    terms = {'distillation': alpha * term} | {
+      _hidden(name): (loss(x, teacher_x) * present).sum()
+      for name, loss in self.distillation.hidden.items()
+      if present is not None
+    }
+    return dataclasses.replace(output, coefficient=1.0 - alpha, further=output.further | terms)
+
+
+def _hidden(name: str) -> str:
+  """Returns the name of the loss term of a loss in `Distillation.hidden`."""
+  return f'distillation_{name}'
+
+
+def present_tokens(batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length']:
+  """Returns the weights of the tokens of text rows: 0 for padding, otherwise 1 times the loss weight of the row."""
+  present = (batch['segments'] != 0).astype(jnp.float32)
+  rows = batch.get('loss_weight')
+  return present if rows is None else present * rows[:, None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +241,9 @@ class DistillableTokens(DistillableTask, JoinedDocuments):
   def _logits(self, model, x):
     return constrain(model.logits(x), 'batch', self.target_axis, 'vocab')
 
+  def token_weights(self, batch):
+    return present_tokens(batch)
+
   def predictions(self, model, batch, key):
     out = self.hidden(model, batch, key)
     return self._logits(model, self.targets_of(out.x, batch)), out
@@ -181,4 +257,4 @@ class DistillableTokens(DistillableTask, JoinedDocuments):
     if teacher is None:
       return output
     weights = self.weighted_targets(batch)
-    return self.distilled(output, self._logits(model, x), weights, teacher, batch)
+    return self.distilled(output, self._logits(model, x), out.x, weights, teacher, batch)

@@ -136,4 +136,4 @@ class ImageClassification(Classification):
     others = self.class_sums(logits, batch['other_label'], (1 - share) * weights, train=True)
     # The weights of the two labels add up to the weight of the example.
     sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
-    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
+    return self.distilled(TaskOutput(sums, out.aux), logits, out.x, weights, teacher, batch)

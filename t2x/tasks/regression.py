@@ -2,21 +2,18 @@
 https://arxiv.org/abs/1708.00055), and the correlations of its predictions."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.ranges import NonEmpty, Text
+from t2x.base.ranges import Text
 from t2x.data import ScoredTexts
 from t2x.data.sources.subset import spread
-from t2x.layers import named_key
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
-from t2x.tasks.labelled import LabelledTask
-from t2x.tasks.text import encoded_spec, hidden_of
+from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['Correlations', 'TextRegression']
 
@@ -25,7 +22,7 @@ _MOMENTS = ('x', 'y', 'xx', 'yy', 'xy')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextRegression(LabelledTask):
+class TextRegression(FieldsTask):
   """Predicts a number for a text, or for a pair of texts, by the mean squared error, as BERT does for STS-B
   (https://arxiv.org/abs/1810.04805, section 4.1).
 
@@ -34,11 +31,9 @@ class TextRegression(LabelledTask):
 
   Attributes:
     score: name of the field of the number.
-    fields: one or two names of text fields.
   """
 
   score: Text
-  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
 
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
@@ -51,29 +46,19 @@ class TextRegression(LabelledTask):
   def num_classes(self):
     return 1
 
-  def texts_of(self, example):
-    return {name: example[name] for name in self.fields if name in example}
-
   @property
-  def plan(self):
-    """One example per row."""
-    return ScoredTexts(length=self.length, score=self.score, fields=tuple(self.fields))
+  def plans(self):
+    """One for each order of the fields."""
+    return [ScoredTexts(length=self.length, score=self.score, fields=f) for f in self.orders]
 
   def spec(self, batch_size):
-    """Returns tokens, types, segments: int32 [batch, length]; target: float32 and weight: int32 [batch]."""
-    return encoded_spec(batch_size, self.length) | {
-      'target': jax.ShapeDtypeStruct((batch_size,), jnp.float32),
-      'weight': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
-    }
-
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
+    """Returns tokens, types, segments: int32 [batch, orders * length]; target: float32, weight: int32 [batch]."""
+    return super().spec(batch_size) | {'target': jax.ShapeDtypeStruct((batch_size,), jnp.float32)}
 
   def predictions(self, model, batch, key):
-    """Returns the predicted number of each row in float32, and the model's output."""
-    out = hidden_of(model, batch, key, self.token_marks)
-    values = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
-    return values[:, 0].astype(jnp.float32), out
+    """Returns the predicted number of each example in float32, and the model's output."""
+    logits, out = self.classified(model, batch, key)
+    return logits[:, 0], out
 
   def sums(self, model, batch, key):
     """Returns the loss and the moments of predictions and numbers."""

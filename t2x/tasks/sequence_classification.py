@@ -2,29 +2,27 @@
 2018)."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import NonEmpty, Text, TunableRate
+from t2x.base.ranges import TunableRate
 from t2x.data import LabelledTexts
-from t2x.layers import named_key
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary
-from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.distillation import DistillableTask, present_tokens
 from t2x.tasks.labelled import LabelTask
 from t2x.tasks.losses import f1_sums
-from t2x.tasks.text import encoded_spec, hidden_of
+from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceClassification(DistillableTask, LabelTask):
+class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
   """Predicts the class of a text or of a pair of texts. Examples have a `label` and the text `fields`.
 
   Metrics, as in scikit-learn: accuracy; macro_f1, the mean F1 of the classes that occur in the data or in the
@@ -32,12 +30,10 @@ class SequenceClassification(DistillableTask, LabelTask):
 
   Attributes:
     labels: names of the classes.
-    fields: one or two names of text fields.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     auxiliary: an auxiliary objective with the name 'lm' (`LanguageModelling`); other names: `auxiliaries`.
   """
 
-  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
   label_smoothing: TunableRate = 0.0
   auxiliary: Auxiliary | None = None
 
@@ -47,29 +43,25 @@ class SequenceClassification(DistillableTask, LabelTask):
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
 
   def __post_init__(self):
+    super().__post_init__()
     if self.auxiliary is not None:
       object.__setattr__(self, 'auxiliaries', {**self.auxiliaries, 'lm': self.auxiliary})
 
-  def texts_of(self, example):
-    return {name: example[name] for name in self.fields if name in example}
-
   @property
-  def plan(self):
-    """One example per row."""
-    return LabelledTexts(length=self.length, labels=tuple(self.labels), fields=tuple(self.fields))
+  def plans(self):
+    """One for each order of the fields."""
+    labels = tuple(self.labels)
+    return [LabelledTexts(length=self.length, labels=labels, fields=f) for f in self.orders]
 
   def spec(self, batch_size):
-    """Returns tokens, types, segments: int32 [batch, length]; label, weight: int32 [batch]."""
-    scalar = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    return encoded_spec(batch_size, self.length) | {'label': scalar, 'weight': scalar}
+    """Returns tokens, types, segments: int32 [batch, orders * length]; label, weight: int32 [batch]."""
+    return super().spec(batch_size) | {'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
 
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
+  def token_weights(self, batch):
+    return present_tokens(self.by_text(batch))
 
   def predictions(self, model, batch, key):
-    out = hidden_of(model, batch, key, self.token_marks)
-    logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
-    return logits.astype(jnp.float32), out
+    return self.classified(model, batch, key)
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""
@@ -79,7 +71,7 @@ class SequenceClassification(DistillableTask, LabelTask):
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
     output = self.with_auxiliaries(sums, model, out, batch, key)
-    return self.distilled(output, logits, weights, teacher, batch)
+    return self.distilled(output, logits, out.x, weights, teacher, batch)
 
   def summarise(self, means, info=None):
     """Returns the metrics with macro_f1 and, with two classes, f1 in place of the F1 of each class."""

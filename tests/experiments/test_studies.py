@@ -42,9 +42,12 @@ SWEEPS = {
   'before_transformers/recall_rates': (3, 1),
   'before_transformers/translation': (3, 3),
   'before_transformers/translation_tuning': (3, 1),
+  'few_labels/labels_100': (2, 3),
+  'few_labels/labels_1000': (2, 3),
+  'few_labels/labels_8000': (2, 3),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
-# rates; experts in other sizes.
+# rates; experts in other sizes; MiniLM.
 NIGHTLY = {
   'positions/masked_lm',
   'positions/more_masked_lm',
@@ -58,6 +61,9 @@ NIGHTLY = {
   'before_transformers/examples_rates',
   'before_transformers/recall_rates',
   'before_transformers/translation_tuning',
+  'few_labels/labels_100',
+  'few_labels/labels_1000',
+  'few_labels/labels_8000',
 }
 # Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
 NUMBERS = {

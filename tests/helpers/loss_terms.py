@@ -27,6 +27,7 @@ from t2x.tasks import (
   MaskedLM,
   MaskedPairs,
   Mixture,
+  MultipleChoice,
   NextSentence,
   PermutationLM,
   PrefixLM,
@@ -98,6 +99,10 @@ TASKS = {
   'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliaries={'lm': TokenModelling()}),
   'masked_pairs': MaskedPairs(**TEXT, length=16, rate=0.3, auxiliaries={'next': NextSentence()}),
   'text_regression': TextRegression(**TEXT, length=8, score='rating'),
+  'both_orders': TextRegression(
+    **TEXT, length=8, score='rating', fields=['a', 'b'], further_orders=[['b', 'a']]
+  ),
+  'multiple_choice': MultipleChoice(**TEXT, length=8, context=['text'], num_choices=CLASSES),
   'span_prediction': SpanPrediction(**TEXT, length=8, stride=2),
   'mixture': Mixture(
     tasks={
@@ -149,18 +154,18 @@ def batch_of(task, num_rows=8, seed=0):
 class Bag(WithLogits, nnx.Module):
   """Linear in the vectors of each token, and for a target in the mean vector of its source."""
 
-  def __init__(self, num_logits, rngs):
+  def __init__(self, num_logits, rngs, num_classes=CLASSES):
     self.table = param(normal(1.0), (VOCAB, 4), ('vocab', 'embed'), rngs, kind='table')
     self.out = param(normal(1.0), (4, num_logits), ('embed', 'vocab'), rngs, kind='table')
-    self.classes = param(normal(1.0), (4, CLASSES), ('embed', 'classes'), rngs, kind='table')
+    self.classes = param(normal(1.0), (4, num_classes), ('embed', 'classes'), rngs, kind='table')
     self.spec = nnx.static(spec())
 
   @property
   def head(self):
     return self
 
-  def classify(self, x, segments, key):
-    return x.mean(axis=1) @ self.classes[...]
+  def classify(self, x, segments, key, texts=1):
+    return x.mean(axis=1).reshape(-1, texts, 4).sum(axis=1) @ self.classes[...]
 
   def hidden(self, *ids, **settings):
     vectors = self.table[...][ids[-1]]
@@ -188,6 +193,8 @@ def model_of(task):
   """A model with which a step compiles quickly."""
   if isinstance(task, ImageClassification | AudioClassification):
     return Pixels(nnx.Rngs(0))
+  if isinstance(task, MultipleChoice):
+    return Bag(VOCAB, nnx.Rngs(0), num_classes=1)
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))
 
 

@@ -44,6 +44,14 @@ CONFIGS = {
     'relative_attention': True,
     'share_att_key': True,
   },
+  'distilbert': {
+    'dim': 8,
+    'n_layers': 2,
+    'n_heads': 2,
+    'hidden_dim': 12,
+    'vocab_size': 20,
+    'max_position_embeddings': 6,
+  },
   'fsmt': SIDES | {'src_vocab_size': 20, 'tgt_vocab_size': 10},
   'gpt2': GPT,
   'gpt_neo': {

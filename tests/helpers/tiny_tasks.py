@@ -62,13 +62,14 @@ def write_data(folder):
   documents = ['\n'.join(texts[i : i + 3]) for i in range(0, COUNT, 3)]
   (folder / 'documents.txt').write_text('\n\n'.join(documents))
   (folder / 'pairs.tsv').write_text(''.join(f'{text}\t{text.upper()}\n' for text in texts))
-  lines = {'labelled': [], 'words': [], 'spans': []}
+  lines = {'labelled': [], 'words': [], 'spans': [], 'choices': []}
   for number, text in enumerate(texts):
     words = text.split()
     start = text.index(words[2])
     label = 'even' if number % 2 == 0 else 'odd'
     lines['labelled'].append({'text': text, 'label': label, 'share': number / COUNT})
     lines['words'].append({'words': words, 'labels': ['O' if len(w) < 4 else 'B-X' for w in words]})
+    lines['choices'].append({'text': text, 'choices': [words[0], 'bird'], 'answer': 0})
     lines['spans'].append(
       {'question': words[0], 'context': text, 'answers': [words[2]], 'starts': [start]}
     )
@@ -122,6 +123,9 @@ def make(folder):
     ),
     t2x.tasks.TextRegression(
       source=source(JsonLines, 'labelled.jsonl'), length=32, score='share', tokenizer=Bytes()
+    ),
+    t2x.tasks.MultipleChoice(
+      source=source(JsonLines, 'choices.jsonl'), length=40, context=['text'], num_choices=2, **byte
     ),
     t2x.tasks.Contrastive(**pairs, tokenizer=Bytes()),
     t2x.tasks.MaskedPairs(

@@ -183,6 +183,65 @@ def test_albert_without_heads(agree):
   agree('ALBERT, pooler alone', lambda: transformers.AlbertModel(config), their_pooled, our_pooled)
 
 
+DISTILBERT = {
+  'dim': 24,
+  'n_layers': 3,
+  'n_heads': 4,
+  'hidden_dim': 40,
+  'vocab_size': 50,
+  'max_position_embeddings': 16,
+}
+KNOWN = {'input_ids': IDS, 'attention_mask': VALID.astype(int), 'position_ids': POSITIONS}
+
+
+def hidden_without_types(model):
+  return model.hidden(jnp.asarray(IDS), tokens=TOKENS).x
+
+
+def test_distilbert(agree, gradients):
+  def make():
+    return transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**DISTILBERT))
+
+  def logits(model):
+    return (model(**tensors(**KNOWN)).logits[torch.tensor(VALID)],)
+
+  def their_loss(model):
+    return model(**tensors(**KNOWN, labels=np.where(VALID, IDS, -100))).loss
+
+  def our_loss(model):
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    logits = model.logits(hidden_without_types(model))
+    return loss(logits, jnp.asarray(IDS)).mean(where=jnp.asarray(VALID))
+
+  ours = on_tokens(lambda model: (model.logits(hidden_without_types(model)),))
+  model, mine = agree('DistilBERT', make, logits, ours)
+  gradients('DistilBERT', model, mine, their_loss, our_loss, vanishing=ROUNDING)
+
+
+def test_distilbert_with_classes(agree, gradients):
+  classes = np.array([2, 0, 1])
+
+  def make():
+    config = transformers.DistilBertConfig(**DISTILBERT, activation='relu', num_labels=3)
+    return transformers.DistilBertForSequenceClassification(config)
+
+  def rows(model):
+    return (model(**tensors(**KNOWN)).logits,)
+
+  def their_loss(model):
+    return model(**tensors(**KNOWN, labels=classes)).loss
+
+  def our_rows(model):
+    return (model.head.classify(hidden_without_types(model)),)
+
+  def our_loss(model):
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return loss(our_rows(model)[0], jnp.asarray(classes)).mean()
+
+  model, mine = agree('DistilBERT, classes of rows', make, rows, jax.jit(our_rows))
+  gradients('DistilBERT', model, mine, their_loss, our_loss, vanishing=ROUNDING)
+
+
 DEBERTA = BERT | {
   'norm_rel_ebd': 'layer_norm',
   'pos_att_type': ['p2c', 'c2p'],

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import t2x
@@ -78,6 +79,64 @@ def test_a_trained_run_generates_in_transformers_what_it_generates_here(
     found = theirs.generate(**ids, max_new_tokens=12)[0, ids['input_ids'].shape[1] :].tolist()
     assert found == ours['tokens']
     assert tokenizer.decode(found, skip_special_tokens=True) == ours['text']
+
+
+CLASSIFIER = """
+include '{run}/model.gin'
+LanguageModel.head = @SequenceClassifier
+SequenceClassifier.classifier = @PooledClassifier
+PooledClassifier.num_classes = 3
+Experiment.task = @SequenceClassification()
+SequenceClassification:
+  source = @JsonLines()
+  tokenizer = @WordPiece()
+  labels = ['x', 'y', 'z']
+  length = 16
+WordPiece.vocab_size = 60
+JsonLines:
+  train = '{data}'
+  validation = '{data}'
+Experiment.init_from = @InitFrom()
+InitFrom.run = '{run}'
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 3
+  batch_size = 4
+  schedule = @Constant()
+Constant.peak = 1e-2
+"""
+
+
+def test_an_imported_and_fine_tuned_classifier_has_the_same_logits_in_transformers(
+  tmp_path, monkeypatch, perturbed
+):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
+  sizes = {'dim': 16, 'hidden_dim': 24, 'n_heads': 2, 'n_layers': 2, 'vocab_size': 60}
+  config = transformers.DistilBertConfig(**sizes, max_position_embeddings=16)
+  torch.manual_seed(0)
+  pretrained = perturbed(transformers.DistilBertForMaskedLM(config), std=0.1)
+  pretrained.save_pretrained(tmp_path / 'theirs')
+  run, data = tmp_path / 'imported', tmp_path / 'data.jsonl'
+  assert main(['convert', 'import', str(tmp_path / 'theirs'), '--out', str(run)]) == 0
+  texts = ['the cat', 'a dog sees it', 'the red house', 'near a tree'] * 6
+  lines = [{'text': text, 'label': 'xyz'[i % 3]} for i, text in enumerate(texts)]
+  data.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  gin, tuned = tmp_path / 'classify.gin', tmp_path / 'tuned'
+  gin.write_text(CLASSIFIER.format(run=run, data=data))
+  assert main(['train', str(gin), '--out', str(tuned)]) == 0
+  assert main(['convert', 'export', str(tuned), '--to', str(tmp_path / 'exported')]) == 0
+  theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'exported')
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'exported')
+  assert type(theirs) is transformers.DistilBertForSequenceClassification
+  ids = tokenizer(texts[:4], padding=True, return_tensors='pt')
+  with torch.no_grad():
+    wanted = theirs.eval()(ids['input_ids'], ids['attention_mask']).logits.numpy()
+  ours = t2x.load(tuned).logits(texts[:4])
+  np.testing.assert_allclose(ours, wanted, atol=1e-5 * np.abs(wanted).max())
+  # The body was trained: the first layer differs from that of the imported model.
+  name = 'transformer.layer.0.ffn.lin1.weight'
+  change = theirs.distilbert.get_parameter(name) - pretrained.distilbert.get_parameter(name)
+  assert change.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

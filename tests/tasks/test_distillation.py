@@ -12,7 +12,7 @@ from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Hyperparameter, in_step
 from t2x.config.type_check import is_tunable
-from t2x.tasks import Distillation, MixUp
+from t2x.tasks import Distillation, HiddenCosine, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 from torch.nn import functional  # noqa: E402
@@ -116,6 +116,42 @@ def test_the_teacher_reads_the_mixed_images():
   assert not np.array_equal(mixed['image'], batch['image'])
   expected = plain.sums(student, mixed, jax.random.key(0), teacher).terms['distillation']
   np.testing.assert_allclose(output.terms['distillation'], expected, rtol=1e-6)
+
+
+HIDDEN = dataclasses.replace(DISTILLATION, hidden={'cosine': HiddenCosine(weight=0.4)})
+
+
+@pytest.mark.parametrize('name', ['masked_lm', 'sequence_classification'])
+def test_the_loss_of_hidden_vectors_is_the_mean_over_tokens_that_are_not_padding(name):
+  task = dataclasses.replace(TASKS[name], distillation=HIDDEN)
+  batch, (student, teacher) = batch_of(task), models(task)
+  output = task.sums(student, batch, jax.random.key(0), teacher)
+  x, y = (
+    torch.tensor(np.asarray(task.predictions(model, batch, None)[1].x, np.float64))
+    for model in (student, teacher)
+  )
+  cosine = functional.cosine_similarity(x, y, dim=-1)[np.asarray(batch['segments']) != 0]
+  found = output.terms['distillation_cosine'] / task.weights(batch)['distillation_cosine']
+  assert float(found) == pytest.approx(float(0.4 * (1 - cosine).mean()), rel=1e-5)
+  weighted = dict(batch) | {'loss_weight': jnp.arange(8.0)}
+  assert float(task.weights(weighted)['distillation_cosine']) == pytest.approx(
+    float((np.arange(8) * (np.asarray(batch['segments']) != 0).sum(axis=1)).sum())
+  )
+
+
+def test_hidden_vectors_of_another_width_and_tasks_without_them_are_refused():
+  task = dataclasses.replace(TASKS['masked_lm'], distillation=HIDDEN)
+  student, teacher = models(task)
+  wide = jax.tree.map(lambda a: a, teacher)
+  wide.table, wide.out = wide.table[...].repeat(2, axis=1), wide.out[...].repeat(2, axis=0)
+  with pytest.raises(UserError, match=r'has hidden vectors of width 8, but .* have 4'):
+    task.check_teacher(student, wide)
+  task = dataclasses.replace(TASKS['image_classification'], distillation=HIDDEN)
+  student, teacher = models(task)
+  with pytest.raises(
+    UserError, match=r'has no hidden vectors of tokens: leave out Distillation\.hidden'
+  ):
+    task.check_teacher(student, teacher)
 
 
 @pytest.mark.parametrize('name', ['causal_lm', 'with_token_modelling'])

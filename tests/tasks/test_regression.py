@@ -99,6 +99,16 @@ def test_the_correlations_equal_those_of_scipy(task):
   assert few['pearson'] == pytest.approx(stats.pearsonr(x[some], y[some])[0], rel=1e-5)
 
 
+def test_the_correlations_with_a_constant_are_0(task):
+  rows = task.rows('validation')
+  same = [dict(row) | {'target': np.float32(0.1)} for row in rows]
+  constant = Mean()
+  constant.table[...] = jnp.zeros_like(constant.table[...])
+  for model, part in ((constant, rows), (Mean(), same)):
+    metrics = Correlations()(evaluated(task, model, part, 4)).metrics
+    assert [metrics['pearson'], metrics['spearman']] == pytest.approx([0, 0], abs=1e-9)
+
+
 def test_the_metric_of_several_batches_is_the_correlation_of_all_examples(task):
   model, rows = Mean(), list(task.rows('validation'))
   x, y = numbers(task, model, rows)

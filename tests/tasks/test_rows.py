@@ -11,7 +11,7 @@ from t2x.layers import Tokens
 
 STATE_PADDING = {
   *('SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'),
-  *('Captions', 'Contrastive', 'MaskedPairs', 'TextRegression'),
+  *('Captions', 'Contrastive', 'MaskedPairs', 'TextRegression', 'MultipleChoice'),
 }
 
 

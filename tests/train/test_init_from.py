@@ -17,6 +17,7 @@ from t2x.train.checkpoints.resize import (
   InterpolatePositions,
   KeepNew,
   ResizeVocabulary,
+  TakeLayers,
 )
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.init_from import InitFrom
@@ -223,6 +224,16 @@ def test_a_grid_with_a_class_token_is_resized_as_for_another_image(tmp_path):
   np.testing.assert_allclose(loaded.table[...], expected, rtol=1e-5, atol=1e-7)
   seen = source.embed(jnp.zeros((1, 11, 2)), Tokens.row(11, grid=(2, 5)))[0]
   np.testing.assert_allclose(loaded.table[...], seen, rtol=1e-5, atol=1e-7)
+
+
+def test_layers_of_a_deeper_stack_are_copied(tmp_path):
+  deep, start = Part(nnx.Rngs(0), kernel=(4, 2, 3)), Part(nnx.Rngs(1), kernel=(2, 2, 3))
+  save(tmp_path, deep)
+  result, _ = load(start, tmp_path, resize={'kernel': TakeLayers(layers=[3, 1])})
+  np.testing.assert_array_equal(result.kernel[...], deep.kernel[...][np.array([3, 1])])
+  for layers in ([0], [0, 4]):
+    with pytest.raises(UserError, match='must be 2 numbers below 4, the layers of the saved stack'):
+      load(start, tmp_path, resize={'kernel': TakeLayers(layers=layers)})
 
 
 def test_parameters_land_in_the_shardings_of_the_new_model(saved):

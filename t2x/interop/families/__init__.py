@@ -8,6 +8,7 @@ from t2x.base.errors import UserError
 from t2x.base.external_files import shown
 from t2x.interop.families.cohere import COHERE
 from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
+from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
@@ -25,6 +26,7 @@ ALL: tuple[Family, ...] = (
   BERT,
   COHERE,
   DEBERTA_V2,
+  DISTILBERT,
   FSMT,
   GPT1,
   GPT2,

@@ -127,6 +127,8 @@ BERT = Family(
     'is_decoder': Only(False),
     'num_hidden_layers': Layers(12),
     'position_embedding_type': Only('absolute'),
+    # Models without types are DistilBERT's: BERT looks up type 0.
+    'type_vocab_size': Size(2),
   },
   # Metadata of the first release about its pooler.
   no_effect=(

@@ -2,17 +2,25 @@
 
 import dataclasses
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Annotated, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Natural, Size
+from t2x.base.ranges import Natural, NonEmpty, Size
 from t2x.layers import resize_grid
 
-__all__ = ['InterpolateGrid', 'InterpolatePositions', 'KeepNew', 'Resize', 'ResizeVocabulary']
+__all__ = [
+  'InterpolateGrid',
+  'InterpolatePositions',
+  'KeepNew',
+  'Resize',
+  'ResizeVocabulary',
+  'TakeLayers',
+]
 
 
 @runtime_checkable
@@ -37,6 +45,30 @@ class KeepNew(Resize):
 
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
     return target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TakeLayers(Resize):
+  """Copies some layers of a deeper stack, as DistilBERT copies every second one (https://arxiv.org/abs/1910.01108).
+
+  For the parameters of a `Stack` whose blocks are all the same, 'body.stack.blocks.*' -> [layers, ...].
+
+  Attributes:
+    layers: numbers of the layers of the saved stack, one for each layer of the new one.
+  """
+
+  layers: Annotated[Sequence[Natural], NonEmpty]
+
+  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
+    layers = list(self.layers)
+    if source.shape[1:] != target.shape[1:] or not source.ndim:
+      raise UserError('TakeLayers needs stacks of layers with parameters of the same shapes')
+    if len(layers) != len(target) or max(layers) >= len(source):
+      raise UserError(
+        f'TakeLayers.layers = {layers} must be {len(target)} numbers below {len(source)}, the layers of the '
+        'saved stack'
+      )
+    return source[jnp.array(layers)].astype(target.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
