@@ -244,3 +244,17 @@ def _names(model: Any) -> Mapping[int, str]:
     if isinstance(variable, nnx.Variable):
       names.setdefault(variable.get_metadata().get('draw', -1), name)
   return names
+
+
+@overload
+def repeated_keys(key: Array, times: int) -> Array: ...
+@overload
+def repeated_keys(key: None, times: int) -> None: ...
+def repeated_keys(key: Array | None, times: int) -> Array | None:
+  """Returns different keys for `times` consecutive rows of each example, [batch * times], from one key per example, [batch].
+
+  None, a key [] for all rows, and the keys of one row per example are returned unchanged.
+  """
+  if key is None or not key.shape or times == 1:
+    return key
+  return jnp.stack([fold_in(key, number) for number in range(times)], axis=1).reshape(-1)

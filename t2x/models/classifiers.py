@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Initializer, Linear, Norm, TextEmbedding, dropout, named_key, normal, zeros
+from t2x.layers.keys import repeated_keys
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import ClassHead, Head, OutputHead, Pooling, RowSegments
 from t2x.models.pooling import first_token
@@ -162,10 +163,7 @@ class SequenceClassifier(LogitHead):
       texts: number of consecutive rows of an example, whose pooled vectors are added up, as GPT-1 does for both orders of
         two texts (Radford et al. 2018).
     """
-    rows = named_key(key, 'pool')
-    if rows is not None and texts > 1:
-      rows = jnp.stack([named_key(rows, str(text)) for text in range(texts)], axis=1).reshape(-1)
-    pooled = self.pool(x, segments, rows)
+    pooled = self.pool(x, segments, repeated_keys(named_key(key, 'pool'), texts))
     pooled = pooled.reshape(-1, texts, pooled.shape[-1]).sum(axis=1) if texts > 1 else pooled
     return self.classifier(pooled, named_key(key, 'classifier'))
 

@@ -16,6 +16,7 @@ from t2x.data import LabelledPlan
 from t2x.data.plans import Plan
 from t2x.data.several_texts import joined_plans
 from t2x.layers import named_key
+from t2x.layers.keys import repeated_keys
 from t2x.models import Output
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -61,10 +62,7 @@ class TextsTask(LabelledTask):
 
   def _keys(self, key: Array | None) -> Array | None:
     """Returns the keys of the texts from those of the examples: the texts of an example have different dropout."""
-    if key is None or self.num_texts == 1:
-      return key
-    keys = [named_key(key, f'task.text_{number}') for number in range(self.num_texts)]
-    return jnp.stack(keys, axis=1).reshape(-1)
+    return repeated_keys(key, self.num_texts)
 
   def hidden(self, model: Any, batch: Batch, key: Array | None) -> Output:
     """Returns the output of the model for the rows of `by_text`, with one auxiliary loss per example."""

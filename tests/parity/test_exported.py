@@ -92,7 +92,7 @@ SequenceClassification:
   tokenizer = @WordPiece()
   labels = ['x', 'y', 'z']
   length = 16
-WordPiece.vocab_size = 60
+WordPiece.vocab_size = 45
 JsonLines:
   train = '{data}'
   validation = '{data}'
@@ -111,7 +111,7 @@ def test_an_imported_and_fine_tuned_classifier_has_the_same_logits_in_transforme
   tmp_path, monkeypatch, perturbed
 ):
   monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
-  sizes = {'dim': 16, 'hidden_dim': 24, 'n_heads': 2, 'n_layers': 2, 'vocab_size': 60}
+  sizes = {'dim': 16, 'hidden_dim': 24, 'n_heads': 2, 'n_layers': 2, 'vocab_size': 45}
   config = transformers.DistilBertConfig(**sizes, max_position_embeddings=16)
   torch.manual_seed(0)
   pretrained = perturbed(transformers.DistilBertForMaskedLM(config), std=0.1)

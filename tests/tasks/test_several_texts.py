@@ -79,7 +79,7 @@ class Rows:
 
   def hidden(self, ids, tokens, types, key):
     self.ids, self.key = ids, key
-    return Output(ids[..., None].astype(float), Aux({'balance': ids[:, 0].astype(float)}))
+    return Output(ids[..., None].astype(float), aux=Aux({'balance': ids[:, 0].astype(float)}))
 
   def classify(self, x, segments, key, texts=1):
     return x[:, 0].reshape(-1, texts, 1).sum(axis=1)

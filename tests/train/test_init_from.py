@@ -229,11 +229,11 @@ def test_a_grid_with_a_class_token_is_resized_as_for_another_image(tmp_path):
 def test_layers_of_a_deeper_stack_are_copied(tmp_path):
   deep, start = Part(nnx.Rngs(0), kernel=(4, 2, 3)), Part(nnx.Rngs(1), kernel=(2, 2, 3))
   save(tmp_path, deep)
-  result, _ = load(start, tmp_path, resize={'kernel': TakeLayers(layers=[3, 1])})
+  result, _ = load(start, str(tmp_path), resize={'kernel': TakeLayers(layers=[3, 1])})
   np.testing.assert_array_equal(result.kernel[...], deep.kernel[...][np.array([3, 1])])
   for layers in ([0], [0, 4]):
     with pytest.raises(UserError, match='must be 2 numbers below 4, the layers of the saved stack'):
-      load(start, tmp_path, resize={'kernel': TakeLayers(layers=layers)})
+      load(start, str(tmp_path), resize={'kernel': TakeLayers(layers=layers)})
 
 
 def test_parameters_land_in_the_shardings_of_the_new_model(saved):
