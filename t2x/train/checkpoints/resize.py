@@ -59,6 +59,10 @@ class TakeLayers(Resize):
 
   layers: Annotated[Sequence[Natural], NonEmpty]
 
+  def __post_init__(self):
+    # A tuple, so that the compiled function can be found by it.
+    object.__setattr__(self, 'layers', tuple(self.layers))
+
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
     layers = list(self.layers)
     if source.shape[1:] != target.shape[1:] or not source.ndim:
