@@ -14,6 +14,7 @@ from t2x.data.masking import *
 from t2x.data.mixtures import *
 from t2x.data.overlap import *
 from t2x.data.packing import *
+from t2x.data.parallel_texts import *
 from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
 from t2x.data.random_erasing import *

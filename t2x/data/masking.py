@@ -34,6 +34,7 @@ class MaskTokens:
     mask_rate: fraction of the chosen tokens that the mask token replaces.
     random_rate: fraction of the chosen tokens that a random token replaces; the rest is unchanged.
     choose: chooses the tokens.
+    types: types of the tokens that may be chosen; None: all.
   """
 
   tokenizer: Tokenizer = dataclasses.field(repr=False)
@@ -42,6 +43,7 @@ class MaskTokens:
   mask_rate: float = 0.8
   random_rate: float = 0.1
   choose: TokenChoice = SingleTokens()
+  types: tuple[int, ...] | None = None
 
   def __post_init__(self):
     rates = self.rate, self.mask_rate, self.random_rate
@@ -58,7 +60,10 @@ class MaskTokens:
     ascending order, `labels` int32 and `weights` float32 (1, or 0 for unused entries)."""
     tokens = np.array(row['tokens'], np.int32)
     special = self.tokenizer.special
-    maskable = np.flatnonzero(~special[tokens] & (row['segments'] != 0))
+    is_maskable = ~special[tokens] & (row['segments'] != 0)
+    if self.types is not None:
+      is_maskable &= np.isin(row['types'], self.types)
+    maskable = np.flatnonzero(is_maskable)
     count = min(int(self.rate * len(maskable) + rng.random()), self.max_predictions)
     chosen = maskable[self.choose(self._words(tokens, maskable), count, rng)]
     labels = tokens[chosen]

@@ -83,7 +83,8 @@ class ProportionalWeights(MixtureWeights):
 
   Attributes:
     limit: number of rows above which a source counts as one of this size (K in T5); None: no limit.
-    temperature: 1 samples in proportion to the sizes; larger ones approach equal weights.
+    temperature: 1 samples in proportion to the sizes; larger ones approach equal weights. 1 / 0.7 samples languages as
+      XLM (https://arxiv.org/abs/1901.07291, section 3.1), in proportion to the sizes to the power of 0.7.
   """
 
   limit: Count | None = None

@@ -72,6 +72,7 @@ def export(
   """
   model = _without_padding(model)
   family, config = _match_family(model, build, model_type)
+  _check_padding(config, extra or {})
   leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
   table = Table(family.rules, leaves)
   prefix = family.prefix if config['architectures'] == [family.bare] else ''
@@ -100,6 +101,16 @@ def export(
   text = json.dumps(extra | config, indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
+
+
+def _check_padding(config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+  """Raises UserError if the positions of a model that depend on its padding id are those of another id."""
+  ids = [fields.get('pad_token_id') for fields in (config, extra)]
+  if None not in ids and ids[0] != ids[1]:
+    raise UserError(
+      f'the model cannot be exported: positions of {config["model_type"]} start at the padding id plus one, {ids[0] + 1} '
+      f'in the model, but the padding id of the tokenizer is {ids[1]}: train it with offset = {ids[1] + 1}'
+    )
 
 
 def _without_padding(model: nnx.Module) -> nnx.Module:

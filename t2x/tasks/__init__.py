@@ -18,6 +18,7 @@ from t2x.tasks.language_modelling import *
 from t2x.tasks.losses import *
 from t2x.tasks.marks import *
 from t2x.tasks.masked_lm import *
+from t2x.tasks.masked_translations import *
 from t2x.tasks.mixture import *
 from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *

@@ -306,14 +306,13 @@ def hidden_of(
 ) -> Output:
   """Returns a language model's hidden vectors of rows with one encoded example each.
 
-  The token types are passed only to models with type embeddings.
+  Types are passed only to models with type embeddings, and positions of the batch, if it has any, to position encodings.
   """
   ids, segments = batch['tokens'], batch['segments']
+  fields = {'marks': marks.of_rows(ids, segments), 'encoded': batch.get('positions')}
   return model.hidden(
     ids,
-    tokens=Tokens.row(
-      ids.shape[1], segments=segments, right_padded=True, marks=marks.of_rows(ids, segments)
-    ),
+    tokens=Tokens.row(ids.shape[1], segments=segments, right_padded=True, **fields),
     types=batch['types'] if model.spec.num_types else None,
     key=key,
   )

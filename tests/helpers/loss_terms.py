@@ -26,6 +26,7 @@ from t2x.tasks import (
   LanguageModelling,
   MaskedLM,
   MaskedPairs,
+  MaskedTranslations,
   Mixture,
   MultipleChoice,
   NextSentence,
@@ -98,6 +99,7 @@ TASKS = {
   ),
   'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliaries={'lm': TokenModelling()}),
   'masked_pairs': MaskedPairs(**TEXT, length=16, rate=0.3, auxiliaries={'next': NextSentence()}),
+  'masked_translations': MaskedTranslations(**TEXT, length=16, rate=0.3, languages={'text': 0}),
   'text_regression': TextRegression(**TEXT, length=8, score='rating'),
   'both_orders': TextRegression(
     **TEXT, length=8, score='rating', fields=['a', 'b'], further_orders=[['b', 'a']]

@@ -114,6 +114,7 @@ CONFIGS = {
     'vocab_size': 20,
     'max_position_embeddings': 6,
   },
+  'roberta': BERT | {'max_position_embeddings': 8},
   'switch_transformers': {
     'd_model': 8,
     'd_kv': 2,

@@ -131,6 +131,12 @@ def make(folder):
     t2x.tasks.MaskedPairs(
       source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
     ),
+    t2x.tasks.MaskedTranslations(
+      source=source(TSV, 'pairs.tsv'),
+      length=64,
+      languages={'source': 0, 'target': 1},
+      tokenizer=Bytes(),
+    ),
     t2x.tasks.WordClassification(
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte
     ),

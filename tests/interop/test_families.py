@@ -211,6 +211,7 @@ REFUSED = [
   ('qwen3_moe', {'mlp_only_layers': [0]}, 'mlp_only_layers = [0]'),
   ('qwen3_moe', {'decoder_sparse_step': 2}, 'decoder_sparse_step = 2'),
   ('qwen3_moe', {'num_experts': 8, 'num_local_experts': 4}, 'contradicts num_local_experts = 4'),
+  ('roberta', {'max_position_embeddings': 2}, 'has no position after pad_token_id = 1'),
   ('switch_transformers', {'num_sparse_encoder_layers': 1}, 'num_sparse_encoder_layers = 1'),
   ('switch_transformers', {'decoder_sparse_step': 2}, 'decoder_sparse_step = 2'),
   ('switch_transformers', {'router_bias': True}, 'router_bias = True'),
@@ -289,3 +290,10 @@ def test_a_bare_model_has_a_head_without_parameters(model_type):
   first, *_, bare = FAMILIES[model_type].architectures
   heads = [shapes(gin_of(model_type, name, **config)).head for name in (first, bare)]
   assert [type(head).__name__ for head in heads] == ['LMHead', 'TiedHead']
+
+
+def test_a_padding_id_that_contradicts_the_positions_is_refused(tmp_path):
+  sizes = BERT | {'max_position_embeddings': 9}
+  model = shapes(gin_of('roberta', 'RobertaForMaskedLM', **sizes))
+  with pytest.raises(UserError, match=r'start at the padding id plus one, 2 in the model, .* is 0'):
+    export(model, build, tmp_path / 'out', {}.__getitem__, extra={'pad_token_id': 0})

@@ -242,6 +242,46 @@ def test_distilbert_with_classes(agree, gradients):
   gradients('DistilBERT', model, mine, their_loss, our_loss, vanishing=ROUNDING)
 
 
+ROBERTA = BERT | {'pad_token_id': 2, 'max_position_embeddings': 16 + 3}
+# Padding at the end: transformers counts the tokens that are not padding.
+LENGTHS = np.array([[4], [11], [7]])
+
+
+def test_roberta_whose_positions_start_after_the_padding_id(agree):
+  config = transformers.RobertaConfig(**ROBERTA, type_vocab_size=1, layer_norm_eps=1e-3)
+  valid = np.arange(11) < LENGTHS
+  ids = np.where(valid, IDS, 2)
+  tokens = Tokens.row(11, segments=jnp.asarray(valid, jnp.int32))
+  compiled = jax.jit(lambda model: model(jnp.asarray(ids), tokens=tokens).x)
+
+  def theirs(model):
+    # Without positions, which are derived from the ids.
+    return model(**tensors(input_ids=ids, attention_mask=valid.astype(int))).logits[valid]
+
+  def ours(model):
+    return np.asarray(compiled(model))[valid]
+
+  agree('RoBERTa', lambda: transformers.RobertaForMaskedLM(config), theirs, ours)
+
+
+def test_roberta_with_classes_and_without_heads(agree):
+  config = transformers.RobertaConfig(**ROBERTA, num_labels=3)
+  known = tensors(input_ids=IDS, attention_mask=VALID.astype(int), position_ids=POSITIONS + 3)
+  ours = jax.jit(lambda model: model.head.classify(model.hidden(jnp.asarray(IDS), tokens=TOKENS).x))
+  pooled = jax.jit(lambda model: model(jnp.asarray(IDS), tokens=TOKENS).x)
+
+  def rows():
+    return transformers.RobertaForSequenceClassification(config)
+
+  agree('RoBERTa, classes of rows', rows, lambda model: model(**known).logits, ours)
+  agree(
+    'RoBERTa, pooler alone',
+    lambda: transformers.RobertaModel(config),
+    lambda model: model(**known).pooler_output,
+    pooled,
+  )
+
+
 DEBERTA = BERT | {
   'norm_rel_ebd': 'layer_norm',
   'pos_att_type': ['p2c', 'c2p'],

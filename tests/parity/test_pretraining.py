@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.data import Bytes, NGrams, Swapped, TextFiles
-from t2x.tasks import MaskedPairs, NextSentence
+from t2x.data import TSV, Bytes, FullRows, NGrams, Swapped, TextFiles
+from t2x.tasks import MaskedLM, MaskedPairs, MaskedTranslations, NextSentence
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -109,3 +109,43 @@ def test_albert_has_the_loss_and_gradients_of_albert_for_pretraining(manual, tra
   config = transformers.AlbertConfig(**SIZES, embedding_size=12, classifier_dropout_prob=0.0)
   batch = trains_alike('ALBERT', lambda: transformers.AlbertForPreTraining(config), task, arguments)
   assert {0, 1} == set(batch['types'].flat) == set(batch['next'])
+
+
+def test_roberta_has_the_loss_and_gradients_of_roberta_for_masked_tokens(manual, trains_alike):
+  task = MaskedLM(source=manual, tokenizer=Bytes(), length=LENGTH, packing=FullRows)
+  # Positions start at the padding id plus one.
+  config = transformers.RobertaConfig(
+    **SIZES | {'max_position_embeddings': LENGTH + 1, 'type_vocab_size': 1}, pad_token_id=0
+  )
+  trains_alike('RoBERTa', lambda: transformers.RobertaForMaskedLM(config), task, lambda batch: {})
+
+
+@pytest.mark.parametrize('languages', [{'source': 0, 'target': 2}, {'target': 2}], ids=len)
+def test_xlm_has_the_loss_and_gradients_of_xlm_with_languages(tmp_path, trains_alike, languages):
+  """Of a text and its translation, and of a text."""
+  pairs = [f'the house number {n}{" is small" * (n % 3)}\tdas Haus Nummer {n}' for n in range(9)]
+  (tmp_path / 'pairs.tsv').write_text('\n'.join(pairs))
+  source = TSV(train=str(tmp_path / 'pairs.tsv'))
+  task = MaskedTranslations(source=source, tokenizer=Bytes(), length=LENGTH, languages=languages)
+
+  def arguments(batch):
+    # Positions restart where the language changes, as in the data of XLM.
+    position_ids = np.zeros_like(batch['tokens'])
+    for row, languages in enumerate(batch['types']):
+      for i in range(1, LENGTH):
+        same = languages[i] == languages[i - 1] or not batch['segments'][row, i]
+        position_ids[row, i] = position_ids[row, i - 1] + 1 if same else 0
+    return {'langs': batch['types'], 'position_ids': position_ids}
+
+  config = transformers.XLMConfig(
+    emb_dim=24,
+    n_layers=2,
+    n_heads=4,
+    n_langs=3,
+    vocab_size=Bytes().vocab_size,
+    max_position_embeddings=LENGTH,
+    dropout=0.0,
+    attention_dropout=0.0,
+  )
+  batch = trains_alike('XLM', lambda: transformers.XLMWithLMHeadModel(config), task, arguments)
+  assert set(batch['types'][batch['segments'] != 0]) == set(languages.values())

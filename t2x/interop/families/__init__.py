@@ -12,6 +12,7 @@ from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
+from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import VIT
@@ -34,7 +35,7 @@ ALL: tuple[Family, ...] = (
   GPT_NEOX,
   LLAMA,
 )
-ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, SWITCH, T5, VIT, XLM)
+ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, ROBERTA, SWITCH, T5, VIT, XLM)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 
