@@ -12,6 +12,8 @@ from t2x.base.errors import UserError
 
 __all__ = ['Augmentation', 'PrepareImage', 'channel_statistics', 'check_label']
 
+# The label of an image without one.
+UNLABELLED = -1
 # Resizing may leave the range of the pixels by so much.
 _ROUNDING = 1e-3
 
@@ -55,6 +57,7 @@ class PrepareImage:
       original size.
     flip: mirrors half of the images horizontally.
     num_classes: number of classes, for a check of the labels; None: labels are not checked.
+    allow_unlabelled: whether images may lack a label.
   """
 
   mean: float | Sequence[float] = 0.5
@@ -63,17 +66,29 @@ class PrepareImage:
   flip: bool = False
   # Only validates labels, so it is not part of the fingerprint.
   num_classes: int | None = dataclasses.field(default=None, repr=False, compare=False)
+  allow_unlabelled: bool = dataclasses.field(default=False, repr=False, compare=False)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns `image` float32 [height, width, channels], `label` int32 and `weight` float32 (1).
+    """Returns `image` float32 [height, width, channels], `label` int32 (`UNLABELLED` without one) and `weight` float32 (1).
 
     Args:
       row: `image` uint8, or float from 0 to 1, [height, width] or [height, width, channels];
         `label`.
       rng: draws the crop and the flip.
+
+    Raises:
+      UserError: the label is invalid, or missing where it must not be.
     """
-    if self.num_classes is not None:
-      check_label(row['label'], self.num_classes, 'an image')
+    label = row.get('label')
+    if label is None:
+      if not self.allow_unlabelled:
+        raise UserError(
+          'an image has no label: add one, or set ImageClassification.distillation, which learns from unlabelled '
+          'training images'
+        )
+      label = UNLABELLED
+    elif self.num_classes is not None:
+      check_label(label, self.num_classes, 'an image')
     image = np.asarray(row['image'])
     if image.ndim == 2:
       image = image[..., None]
@@ -84,7 +99,7 @@ class PrepareImage:
       image = image.take(np.arange(image.shape[1])[::-1], axis=1)
     return {
       'image': normalise(image, self.mean, self.std),
-      'label': np.int32(row['label']),
+      'label': np.int32(label),
       'weight': np.float32(1.0),
     }
 

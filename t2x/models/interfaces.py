@@ -45,6 +45,8 @@ class Output:
     recorded: intermediate arrays by name, as `Stack` returns them.
     tokens: metadata of the tokens of hidden vectors; None for the output of a head.
     inputs: input of the first layer of a body, [batch, length, d_model]; None for the output of a head.
+    heads: logits of each head, by name, of a model that predicts their mean, `x`: 'labels' learn from labels, 'teacher'
+      from a teacher. Empty for a model with one head.
   """
 
   x: Float[Array, 'batch *rest']
@@ -53,6 +55,7 @@ class Output:
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
   inputs: Float[Array, 'batch length d_model'] | None = None
+  heads: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
 def _beside_source(join: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -93,8 +93,25 @@ class Classification(DistillableTask):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy."""
     labels, weights = batch['label'], self.weighted_targets(batch)
     logits, out = self.predictions(model, batch, key)
-    sums = self.class_sums(logits, labels, weights, train=key is not None)
-    return self.distilled(TaskOutput(sums, out.aux), logits, out.x, weights, teacher, batch)
+    heads = self.heads(logits, out, key)
+    sums = self.class_sums(heads[0], labels, weights, train=key is not None)
+    return self.distilled(TaskOutput(sums, out.aux), heads[1], out.x, teacher, batch)
+
+  def heads(self, logits, out, key):
+    """Returns the logits that learn from labels and those that learn from a teacher: of a model with two heads different
+    ones in training, and their mean in evaluation.
+
+    Raises:
+      UserError: in training, if a head would learn nothing.
+    """
+    if key is None or not out.heads:
+      return logits, logits
+    if self.distillation is None:
+      raise UserError(
+        f'the model has a head that learns from a teacher, but {type(self).__name__}.distillation is not set: set it to '
+        '@HardDistillation(), or use @VisionTransformer'
+      )
+    return out.heads['labels'], out.heads['teacher']
 
   def class_sums(self, logits, labels, weights, train):
     """Returns the metrics of logits [batch, classes] as sums over the batch, with the sums of the weights."""

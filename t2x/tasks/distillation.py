@@ -1,5 +1,6 @@
-"""Knowledge distillation from a frozen teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531), and from its
-hidden vectors (DistilBERT, https://arxiv.org/abs/1910.01108)."""
+"""Knowledge distillation from a frozen teacher: from its probabilities (Hinton et al. 2015,
+https://arxiv.org/abs/1503.02531), its decisions (DeiT, https://arxiv.org/abs/2012.12877) and its hidden vectors
+(DistilBERT, https://arxiv.org/abs/1910.01108)."""
 
 import abc
 import dataclasses
@@ -15,10 +16,18 @@ from t2x.base.hyperparameters import Tunable, scalar
 from t2x.base.ranges import Range, Text, TunableNonNegative
 from t2x.layers.constraints import constrain
 from t2x.models import Output
+from t2x.models.losses import cross_entropy
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.text import JoinedDocuments
 
-__all__ = ['DistillableTask', 'Distillation', 'HiddenCosine', 'HiddenLoss']
+__all__ = [
+  'DistillableTask',
+  'Distillation',
+  'HardDistillation',
+  'HiddenCosine',
+  'HiddenLoss',
+  'TeacherLoss',
+]
 
 
 @runtime_checkable
@@ -49,26 +58,43 @@ class HiddenCosine(HiddenLoss):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Distillation:
-  """(1 - alpha) * the loss of the labels + alpha * temperature^2 * KL(teacher || student), where both
-  distributions are softmax(logits / temperature).
+class TeacherLoss(abc.ABC):
+  """(1 - alpha) * the loss of the labels + alpha * a loss of the teacher's predictions.
 
   The second term is reported as `distillation`. `loss` is the unscaled loss of the labels, in training as in
   evaluation. The mean of each loss in `hidden` over the tokens that are not padding is added, and reported as
   `distillation_NAME`.
+
+  Attributes:
+    alpha: weight of the teacher's term; 1 ignores the labels.
+    hidden: losses between the last hidden vectors of student and teacher, by name.
+  """
+
+  alpha: Annotated[Tunable, Range('0 < x <= 1')] = 0.5
+  hidden: Mapping[Text, HiddenLoss] = dataclasses.field(default_factory=dict)
+
+  @abc.abstractmethod
+  def divergence(
+    self, student: Float[Array, '*batch classes'], teacher: Float[Array, '*batch classes']
+  ) -> Float[Array, '*batch']:
+    """Returns the loss of the student's logits for each target; no gradient reaches `teacher`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distillation(TeacherLoss):
+  """Distillation of probabilities: the teacher's term is temperature^2 * KL(teacher || student), where both
+  distributions are softmax(logits / temperature).
 
   DistilBERT's 5 * KL + 2 * cross-entropy + cosine loss, both of the first over the masked tokens
   (`restrict_ce_to_mask` of its code), is 7 times that of alpha = 5/7 and a `HiddenCosine` of weight 1/7.
 
   Attributes:
     alpha: weight of the teacher's term; 1 ignores the labels.
-    temperature: softmax temperature of both distributions.
     hidden: losses between the last hidden vectors of student and teacher, by name.
+    temperature: softmax temperature of both distributions.
   """
 
-  alpha: Annotated[Tunable, Range('0 < x <= 1')] = 0.5
   temperature: Annotated[Tunable, Range('1e-6 <= x <= 1e6')] = 2.0
-  hidden: Mapping[Text, HiddenLoss] = dataclasses.field(default_factory=dict)
 
   def divergence(
     self, student: Float[Array, '*batch classes'], teacher: Float[Array, '*batch classes']
@@ -83,14 +109,24 @@ class Distillation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HardDistillation(TeacherLoss):
+  """Distillation of decisions: the teacher's term is the cross-entropy with the teacher's most probable class (DeiT,
+  https://arxiv.org/abs/2012.12877, equation 3)."""
+
+  def divergence(self, student, teacher):
+    """Returns -log p(the teacher's class) in float32."""
+    return cross_entropy(student, jnp.argmax(teacher, axis=-1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillableTask(Task):
   """A task that predicts classes and supports distillation from `Experiment.teacher`.
 
   Attributes:
-    distillation: weight and temperature of the teacher's term; None without a teacher.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
   """
 
-  distillation: Distillation | None = None
+  distillation: TeacherLoss | None = None
 
   @abc.abstractmethod
   def predictions(
@@ -165,22 +201,25 @@ class DistillableTask(Task):
       )
 
   def weights(self, batch):
-    """Returns the weights of the loss terms; the teacher's term of the logits has the weight of the main term."""
+    """Returns the weights of the loss terms; that of the teacher's term of the logits is the sum of `teacher_weights`."""
     weights = super().weights(batch)
     if self.distillation is None:
       return weights
-    weights['distillation'] = weights['loss']
+    weights['distillation'] = self.teacher_weights(batch).sum()
     present = self.token_weights(batch)
     return weights | {
       _hidden(name): present.sum() for name in self.distillation.hidden if present is not None
     }
+
+  def teacher_weights(self, batch: Mapping[str, jax.Array]) -> Float[Array, 'batch *targets']:
+    """Returns the weights of the targets in the teacher's term of the logits, by default those of the main term."""
+    return self.weighted_targets(batch)
 
   def distilled(
     self,
     output: TaskOutput,
     logits: Float[Array, 'batch *targets classes'],
     x: Array,
-    weights: Float[Array, 'batch *targets'],
     teacher: Any,
     batch: Mapping[str, jax.Array],
   ) -> TaskOutput:
@@ -188,9 +227,8 @@ class DistillableTask(Task):
 
     Args:
       output: metrics and loss terms without those of the teacher.
-      logits: logits of the student.
+      logits: logits of the student; of several heads, those of the head that learns from the teacher.
       x: hidden vectors of the student, that of its `predictions`.
-      weights: weights of the targets.
       teacher: the teacher; None in evaluation and without distillation.
       batch: the student's inputs.
     """
@@ -198,7 +236,8 @@ class DistillableTask(Task):
       return output
     teacher_logits, out = self.predictions(teacher, batch, None)
     alpha = scalar(self.distillation.alpha)
-    term = (self.distillation.divergence(logits, teacher_logits) * weights).sum()
+    losses = self.distillation.divergence(logits, teacher_logits)
+    term = (losses * self.teacher_weights(batch)).sum()
     present, teacher_x = self.token_weights(batch), jax.lax.stop_gradient(out.x)
     terms = {'distillation': alpha * term} | {
       _hidden(name): (loss(x, teacher_x) * present).sum()
@@ -256,5 +295,4 @@ class DistillableTokens(DistillableTask, JoinedDocuments):
     output = self.with_auxiliaries(sums, model, out, batch, key)
     if teacher is None:
       return output
-    weights = self.weighted_targets(batch)
-    return self.distilled(output, self._logits(model, x), out.x, weights, teacher, batch)
+    return self.distilled(output, self._logits(model, x), out.x, teacher, batch)

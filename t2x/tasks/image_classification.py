@@ -18,6 +18,7 @@ from t2x.data import (
   channel_statistics,
 )
 from t2x.data.batches import Transform
+from t2x.data.images import UNLABELLED
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import Inputs
@@ -30,7 +31,7 @@ __all__ = ['ImageClassification']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(Classification):
-  """Predicts the class of an image.
+  """Predicts the class of an image. With `distillation`, training images without a label learn from the teacher only.
 
   Attributes:
     image_shape: height, width and channels of the model's input.
@@ -80,6 +81,7 @@ class ImageClassification(Classification):
       std=self.std,
       crop_padding=self.crop_padding if train else 0,
       flip=self.flip and train,
+      allow_unlabelled=train and self.distillation is not None,
     )
     crop, (height, width, _) = self.train_crop if train else self.eval_crop, self.image_shape
     steps: list[Transform] = [] if crop is None else [CropAndResize(crop, height, width)]
@@ -129,11 +131,28 @@ class ImageClassification(Classification):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""
     if key is None or self.mixing is None:
       return super().sums(model, batch, key, teacher)
-    labels, weights = batch['label'], self.weighted_targets(batch)
     logits, out = self.predictions(model, batch, key)
-    share = batch['share']
-    own = self.class_sums(logits, labels, share * weights, train=True)
-    others = self.class_sums(logits, batch['other_label'], (1 - share) * weights, train=True)
-    # The weights of the two labels add up to the weight of the example.
-    sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
-    return self.distilled(TaskOutput(sums, out.aux), logits, out.x, weights, teacher, batch)
+    of_labels, of_teacher = self.heads(logits, out, key)
+    rows = self.teacher_weights(batch)
+    own, others = (
+      self.class_sums(of_labels, labels, rows * weights, train=True)
+      for labels, weights in self._labels(batch)
+    )
+    total = self.weighted_targets(batch).sum()
+    sums = {name: (own[name][0] + others[name][0], total) for name in own}
+    return self.distilled(TaskOutput(sums, out.aux), of_teacher, out.x, teacher, batch)
+
+  def _labels(self, batch):
+    """Returns the labels of each image and their weights, which are 0 without a label: of a mixed image two."""
+    if 'share' not in batch:
+      return [(batch['label'], batch['label'] != UNLABELLED)]
+    pairs = (batch['label'], batch['share']), (batch['other_label'], 1 - batch['share'])
+    return [(labels, share * (labels != UNLABELLED)) for labels, share in pairs]
+
+  def target_weights(self, batch):
+    """Returns the weights of the labels; 0 for images without one."""
+    return batch['weight'] * sum(weights for _, weights in self._labels(batch))
+
+  def teacher_weights(self, batch):
+    """Returns the weights of all images."""
+    return batch['weight'] * batch.get('loss_weight', 1.0)

@@ -84,7 +84,7 @@ class MultipleChoice(DistillableTask, TextsTask):
     weights = self.weighted_targets(batch)
     sums = classification_sums(logits, batch['label'], weights)
     output = self.with_auxiliaries(sums, model, out, batch, key)
-    return self.distilled(output, logits, out.x, weights, teacher, batch)
+    return self.distilled(output, logits, out.x, teacher, batch)
 
   def check_prompt(self, prompt):
     """Raises UserError if the prompt is not a context and the choices, separated by tabs."""

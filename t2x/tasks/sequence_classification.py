@@ -71,7 +71,7 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
     output = self.with_auxiliaries(sums, model, out, batch, key)
-    return self.distilled(output, logits, out.x, weights, teacher, batch)
+    return self.distilled(output, logits, out.x, teacher, batch)
 
   def summarise(self, means, info=None):
     """Returns the metrics with macro_f1 and, with two classes, f1 in place of the F1 of each class."""

@@ -23,6 +23,7 @@ PUBLISHED = {
   'bert_large': 335_141_888,
   'convnext_t': 28_589_128,
   'deepseek_v2_lite': 15_706_484_224,
+  'deit_ti16': 5_910_800,
   'dinov3_7b16': 6_716_030_976,
   'dinov3_s16': 21_596_160,
   'gmlp_s16': 19_422_656,

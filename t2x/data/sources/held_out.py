@@ -146,14 +146,14 @@ class HeldOut(Source):
         f'example {index} of {self.source.describe()} has none of the fields {", ".join(names)}, '
         f'but {", ".join(example)}: set HeldOut.key to one of its fields'
       )
-    return _bytes_of(example[name])
+    return bytes_of(example[name])
 
 
-def _bytes_of(value: Any) -> bytes:
+def bytes_of(value: Any) -> bytes:
   if isinstance(value, bytes):
     return value
   if isinstance(value, np.ndarray):
     return f'{value.shape} {value.dtype.str} '.encode() + value.tobytes()
   if isinstance(value, list | tuple):
-    return b'\0'.join(map(_bytes_of, value))
+    return b'\0'.join(map(bytes_of, value))
   return str(value).encode()

@@ -9,12 +9,21 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import NonEmpty, Range, Size, Text
+from t2x.base.ranges import Fraction, NonEmpty, Range, Size, Text
 from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import BulkExamples, Example, Source, label_values, origins, read_at
+from t2x.data.sources.base import (
+  BulkExamples,
+  Example,
+  Source,
+  label_values,
+  origins,
+  read_at,
+  require_split,
+)
+from t2x.data.sources.held_out import BUCKETS, bytes_of, split_of
 
-__all__ = ['Joined', 'PixelText', 'Prefixed', 'Resized']
+__all__ = ['Joined', 'PartlyLabelled', 'PixelText', 'Prefixed', 'Resized']
 
 Levels = Annotated[int, Range('2 <= x <= 64')]
 
@@ -181,3 +190,36 @@ class PixelText(RewritingSource):
   def fingerprint(self) -> str:
     """Identifies the source and the number of levels."""
     return fingerprint('PixelText', self.source.fingerprint(), self.levels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartlyLabelled(RewritingSource):
+  """Images of a source, of which only a part of one split has a `label`, for learning from a teacher.
+
+  A hash of the image decides, so that neither the order nor other images matter.
+
+  Attributes:
+    source: source whose examples have `image` and `label`.
+    labelled: share of the images whose label stays.
+    split: split that loses labels.
+  """
+
+  labelled: Fraction
+  split: Text = 'train'
+
+  def __post_init__(self):
+    require_split(self.source, self.split)
+
+  def load(self, split):
+    """Returns the examples of a split."""
+    return super().load(split) if split == self.split else self.source.load(split)
+
+  def rewrite(self, example):
+    """Returns the example with or without its label."""
+    size = round(self.labelled * BUCKETS)
+    parts = {'labelled': range(size), 'unlabelled': range(size, BUCKETS)}
+    # Hashed with a prefix, because the hash of the image alone divides splits.
+    content = b'label of ' + bytes_of(np.asarray(example['image']))
+    if split_of(content, parts, BUCKETS) == 'labelled':
+      return example
+    return {name: value for name, value in example.items() if name != 'label'}
