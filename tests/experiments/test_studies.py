@@ -49,6 +49,7 @@ SWEEPS = {
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes; MiniLM.
 NIGHTLY = {
+  'norm_and_warmup/sweep',
   'positions/masked_lm',
   'positions/more_masked_lm',
   'norm_and_warmup/deep_warmup',
@@ -65,12 +66,13 @@ NIGHTLY = {
   'few_labels/labels_1000',
   'few_labels/labels_8000',
 }
-# Sweeps whose variants differ in numbers, of which the first and the last are checked with every commit.
+# Sweeps whose variants differ in numbers or tokenizers, of which the first and the last are checked with every commit.
 NUMBERS = {
   'vit_regularisation/sweep',
   'attention_basics/heads',
   'attention_basics/mask_rate',
   'scaling/sweep',
+  'tokenizers/sweep',
 }
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
