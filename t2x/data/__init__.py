@@ -6,6 +6,7 @@ from t2x.data.buckets import *
 from t2x.data.cache import *
 from t2x.data.corruption import *
 from t2x.data.crops import *
+from t2x.data.denoising import *
 from t2x.data.fetching import *
 from t2x.data.images import *
 from t2x.data.inspect import *

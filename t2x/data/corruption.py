@@ -71,13 +71,11 @@ class CorruptSpans:
     """Returns int32 `source`, `target` and their segments (1, or 0 for padding) of `tokens`."""
     tokens = np.asarray(row['tokens'], np.int32)[np.asarray(row['segments']) != 0]
     hidden = self.mask(len(tokens), rng)
-    sides = {'source': (hidden, self.source_length), 'target': (~hidden, self.target_length)}
-    result = {}
-    for side, (replaced, length) in sides.items():
-      ids = np.append(self._with_sentinels(tokens, replaced), self.eos_id)
-      result[side] = padded(ids, length)
-      result[f'{side}_segments'] = padded(np.ones(len(ids)), length)
-    return result
+    ids = {
+      side: np.append(self._with_sentinels(tokens, replaced), self.eos_id)
+      for side, replaced in (('source', hidden), ('target', ~hidden))
+    }
+    return to_sides(ids, {'source': self.source_length, 'target': self.target_length})
 
   def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, 'length']:
     """Draws a mask of `length` tokens that is True for hidden tokens."""
@@ -136,14 +134,21 @@ class FitSides:
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Returns the padded sides and their segments."""
-    result = {}
-    for side, length in (('source', self.source_length), ('target', self.target_length)):
-      ids = np.asarray(row[side])[np.asarray(row[f'{side}_segments']) != 0]
-      if side == 'source':
-        ids = np.concatenate([np.array(self.prefix, np.int32), ids])
-      result[side] = padded(ids, length)
-      result[f'{side}_segments'] = padded(np.ones(len(ids)), length)
-    return result
+    lengths = {'source': self.source_length, 'target': self.target_length}
+    ids = {
+      side: np.asarray(row[side])[np.asarray(row[f'{side}_segments']) != 0] for side in lengths
+    }
+    ids['source'] = np.concatenate([np.array(self.prefix, np.int32), ids['source']])
+    return to_sides(ids, lengths)
+
+
+def to_sides(ids: Mapping[str, np.ndarray], lengths: Mapping[str, int]) -> dict[str, np.ndarray]:
+  """Returns the ids of each side with padding, and their segments (1, or 0 for padding)."""
+  result = {}
+  for side, length in lengths.items():
+    result[side] = padded(ids[side], length)
+    result[f'{side}_segments'] = padded(np.ones(len(ids[side])), length)
+  return result
 
 
 def _draw_lengths(

@@ -53,7 +53,7 @@ class MaskTokens:
         'each must be from 0 to 1, and mask_rate + random_rate at most 1'
       )
     if self.mask_rate:
-      _mask_id(self.tokenizer)
+      mask_id(self.tokenizer)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """Returns the row with masked `tokens`, and with `masked_positions` int32 [max_predictions] in
@@ -73,7 +73,7 @@ class MaskTokens:
     random = ordinary[rng.integers(0, len(ordinary), len(chosen), dtype=np.int32)]
     tokens[chosen] = np.where(drawn < self.mask_rate + self.random_rate, random, labels)
     if self.mask_rate:
-      tokens[chosen[drawn < self.mask_rate]] = _mask_id(self.tokenizer)
+      tokens[chosen[drawn < self.mask_rate]] = mask_id(self.tokenizer)
     return {
       **row,
       'tokens': tokens,
@@ -108,9 +108,8 @@ class OrderTokens:
     return {**row, 'order': order}
 
 
-def _mask_id(tokenizer: Tokenizer) -> int:
+def mask_id(tokenizer: Tokenizer) -> int:
+  """Returns the id of the mask token; raises UserError if there is none."""
   if tokenizer.mask_id is None:
-    raise UserError(
-      'masked language modelling needs a tokenizer with a mask token: choose another tokenizer'
-    )
+    raise UserError('masks need a tokenizer with a mask token: choose another tokenizer')
   return tokenizer.mask_id

@@ -8,6 +8,7 @@ from t2x.models.classifiers import *
 from t2x.models.distilled_vision import *
 from t2x.models.encoder_decoder import *
 from t2x.models.funnel import *
+from t2x.models.generator import *
 from t2x.models.global_tokens import *
 from t2x.models.heads import *
 from t2x.models.interfaces import *

@@ -134,6 +134,15 @@ class Encoder(nnx.Module):
     body = replace_parts(self, stack=self.stack.unstacked())
     return body, dataclasses.replace(cache, layers=layers)
 
+  def positioned(
+    self, x: Float[Array, 'batch length input_dim'], tokens: Tokens, key: Array | None = None
+  ) -> Float[Array, 'batch length input_dim']:
+    """Returns embedded tokens with their positions, after the norm and the dropout of the input."""
+    x = self.encoding.embed(x, tokens)
+    if self.input_norm is not None:
+      x = self.input_norm(x)
+    return dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
+
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
@@ -155,10 +164,7 @@ class Encoder(nnx.Module):
       record: names of the intermediate arrays to return.
     """
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
-    x = self.encoding.embed(x, tokens)
-    if self.input_norm is not None:
-      x = self.input_norm(x)
-    x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
+    x = self.positioned(x, tokens, key)
     if self.projection is not None:
       x = self.projection(x)
     x = constrain(x, 'batch', 'length', 'embed')

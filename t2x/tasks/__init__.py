@@ -9,6 +9,7 @@ from t2x.tasks.causal_lm import *
 from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
 from t2x.tasks.contrastive import *
+from t2x.tasks.denoising import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *
@@ -26,9 +27,11 @@ from t2x.tasks.permutation_lm import *
 from t2x.tasks.pictures import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *
+from t2x.tasks.replaced_tokens import *
 from t2x.tasks.sequence_classification import *
 from t2x.tasks.span_corruption import *
 from t2x.tasks.span_prediction import *
 from t2x.tasks.text import *
 from t2x.tasks.translation import *
+from t2x.tasks.version_contrast import *
 from t2x.tasks.word_classification import *

@@ -2,13 +2,13 @@
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text
 from t2x.data import Tokenizer
+from t2x.data.denoising import ids_with
 from t2x.layers.marks import MarkFunction, Marks, TokenMark
 from t2x.layers.patterns.algebra import mark_names
 
@@ -35,7 +35,7 @@ class MarkStarts(MarkRule):
 
   def function(self, tokenizer):
     """Returns the marks of the tokens after those with these texts."""
-    return TokenMark(_ids(tokenizer, tuple(self.after), 'MarkStarts.after'), after=True)
+    return TokenMark(ids_with(tokenizer, tuple(self.after), 'MarkStarts.after'), after=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,19 +50,7 @@ class MarkTexts(MarkRule):
 
   def function(self, tokenizer):
     """Returns the marks of the tokens with these texts."""
-    return TokenMark(_ids(tokenizer, tuple(self.texts), 'MarkTexts.texts'))
-
-
-@functools.lru_cache(maxsize=64)
-def _ids(tokenizer: Tokenizer, texts: tuple[str, ...], setting: str) -> tuple[int, ...]:
-  """Returns the tokens whose text contains one of `texts`."""
-  decoded = ((i, tokenizer.decode([i])) for i in range(tokenizer.vocab_size))
-  ids = tuple(i for i, text in decoded if any(part in text for part in texts))
-  if not ids:
-    raise UserError(
-      f'no token of the tokenizer contains one of {setting} = {list(texts)}: use other texts or another tokenizer'
-    )
-  return ids
+    return TokenMark(ids_with(tokenizer, tuple(self.texts), 'MarkTexts.texts'))
 
 
 def marks_of(rules: Mapping[str, MarkRule], tokenizer: Tokenizer | None) -> Marks:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Range, Size
 from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans, FitSides
-from t2x.layers import Tokens
 from t2x.tasks.translation import SourceTargetTask
 
 __all__ = ['SpanCorruption']
@@ -135,8 +134,3 @@ class SpanCorruption(SourceTargetTask):
         f'the token embedding of the model has {size} rows, but the largest id of a sentinel is '
         f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
       )
-
-  def side(self, batch, name):
-    """Returns the metadata of a text and its padding."""
-    segments = batch[f'{name}_segments']
-    return Tokens.row(segments.shape[1], segments=segments, right_padded=True)

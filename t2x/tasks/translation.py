@@ -37,9 +37,11 @@ class SourceTargetTask(TokenTask):
   def lengths(self) -> dict[str, int]:
     """Tokens of 'source' and 'target'."""
 
-  @abc.abstractmethod
   def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens | None:
-    """Returns the metadata of the tokens of 'source' or 'target'; None: unpadded rows."""
+    """Returns the metadata of the tokens of 'source' or 'target', by default of one text and its padding; None: unpadded
+    rows."""
+    segments = batch[f'{name}_segments']
+    return Tokens.row(segments.shape[1], segments=segments, right_padded=True)
 
   def spec(self, batch_size):
     """Returns the columns of both sides: int32 [batch, source_length or target_length]."""

@@ -190,6 +190,15 @@ PARTS = [
     models.LanguageModel, d_model=W, embedding=EMBEDDING, body=partial(models.Decoder, stack=STACK)
   ),
   partial(
+    models.WithGenerator,
+    d_model=W,
+    generator_dim=8,
+    embedding=EMBEDDING,
+    body=partial(models.Encoder, stack=STACK),
+    generator=partial(models.Encoder, input_dim=W, stack=STACK),
+    head=partial(models.MaskedLMHead, embedding_dim=W),
+  ),
+  partial(
     models.EncoderDecoder,
     d_model=W,
     embedding=EMBEDDING,

@@ -21,6 +21,7 @@ from t2x.tasks import (
   AuxiliaryOutput,
   Captions,
   CausalLM,
+  Denoising,
   ImageClassification,
   ImageModality,
   LanguageModelling,
@@ -37,6 +38,7 @@ from t2x.tasks import (
   SpanPrediction,
   TextRegression,
   Translation,
+  VersionContrast,
   WordClassification,
 )
 from t2x.train import Trainer
@@ -73,6 +75,7 @@ TASKS = {
   'masked_lm': MaskedLM(**TEXT, length=16, rate=0.3),
   'permutation_lm': PermutationLM(**TEXT, length=16, rate=0.3),
   'span_corruption': SpanCorruption(**TEXT, source_length=40),
+  'denoising': Denoising(**TEXT, length=24),
   'translation': Translation(
     source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6
   ),
@@ -100,6 +103,7 @@ TASKS = {
   'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliaries={'lm': TokenModelling()}),
   'masked_pairs': MaskedPairs(**TEXT, length=16, rate=0.3, auxiliaries={'next': NextSentence()}),
   'masked_translations': MaskedTranslations(**TEXT, length=16, rate=0.3, languages={'text': 0}),
+  'version_contrast': VersionContrast(**TEXT, length=8),
   'text_regression': TextRegression(**TEXT, length=8, score='rating'),
   'both_orders': TextRegression(
     **TEXT, length=8, score='rating', fields=['a', 'b'], further_orders=[['b', 'a']]
@@ -130,7 +134,8 @@ def batch_of(task, num_rows=8, seed=0):
     if name in ('weights', 'word_weights'):
       return rng.random(shape) < column
     if name.endswith('segments') or name == 'context':
-      return np.arange(shape[1]) < np.ceil(column * shape[1])
+      filled = np.arange(shape[-1]) < np.ceil(column * shape[-1])
+      return np.broadcast_to(filled.reshape(num_rows, *[1] * (len(shape) - 2), -1), shape)
     if name == 'loss_weight':
       return rng.uniform(0.5, 2.0, shape)
     if name == 'task':

@@ -115,6 +115,7 @@ def make(folder):
     t2x.tasks.MaskedLM(source=text, length=32, choose=WholeWords(), **bpe),
     t2x.tasks.PermutationLM(source=text, length=32, tokenizer=Bytes()),
     t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
+    t2x.tasks.Denoising(source=text, length=32, **bpe),
     t2x.tasks.Translation(**pairs, **bpe),
     t2x.tasks.PrefixLM(**pairs, length=96, tokenizer=BPE(280)),
     *images_and_recordings(folder),
@@ -136,6 +137,9 @@ def make(folder):
       length=64,
       languages={'source': 0, 'target': 1},
       tokenizer=Bytes(),
+    ),
+    t2x.tasks.VersionContrast(
+      source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
     ),
     t2x.tasks.WordClassification(
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte

@@ -12,7 +12,7 @@ from t2x.layers import Tokens
 STATE_PADDING = {
   *('SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'),
   *('Captions', 'Contrastive', 'MaskedPairs', 'TextRegression', 'MultipleChoice'),
-  'MaskedTranslations',
+  *('MaskedTranslations', 'Denoising', 'VersionContrast'),
 }
 
 
