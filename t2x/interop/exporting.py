@@ -105,11 +105,11 @@ def export(
 
 def _check_padding(config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
   """Raises UserError if the positions of a model that depend on its padding id are those of another id."""
-  ids = [fields.get('pad_token_id') for fields in (config, extra)]
-  if None not in ids and ids[0] != ids[1]:
+  own, other = config.get('pad_token_id'), extra.get('pad_token_id')
+  if own is not None and other is not None and own != other:
     raise UserError(
-      f'the model cannot be exported: positions of {config["model_type"]} start at the padding id plus one, {ids[0] + 1} '
-      f'in the model, but the padding id of the tokenizer is {ids[1]}: train it with offset = {ids[1] + 1}'
+      f'the model cannot be exported: positions of {config["model_type"]} start at the padding id plus one, {own + 1} in '
+      f'the model, but the padding id of the tokenizer is {other}: train it with offset = {other + 1}'
     )
 
 
