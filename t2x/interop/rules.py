@@ -27,6 +27,7 @@ class Rule:
     layout: the layout of the parameters in the tensor.
     requires: the rule applies only to models that have this parameter.
     excludes: the rule applies only to models that lack this parameter.
+    first: number in the tensor's name of the first layer.
   """
 
   tensor: str
@@ -34,6 +35,7 @@ class Rule:
   layout: Layout = SAME
   requires: str = ''
   excludes: str = ''
+  first: int = 0
 
 
 def dense(prefix: str, *modules: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]:
@@ -166,7 +168,8 @@ class Table:
         required.append(self._part(rule.requires, numbers)[0])
       excluded = rule.excludes and self._part(rule.excludes, numbers)[0] in self.shapes
       if all(name in self.shapes for name in required) and not excluded:
-        yield rule.tensor.format(*numbers), _Tensor(rule, parts)
+        layers = (numbers[0] + rule.first, *numbers[1:]) if numbers else ()
+        yield rule.tensor.format(*layers), _Tensor(rule, parts)
 
   def _counts(self, name: str) -> list[range]:
     """Returns the ranges of layers and experts for the `{}` in a parameter name."""

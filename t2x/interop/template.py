@@ -5,6 +5,7 @@ follows the references of the same template (`Decoder.stack = @Stack`) in a mode
 every placeholder, so that a family maps each field only once.
 """
 
+import itertools
 import operator
 import re
 import types
@@ -28,6 +29,10 @@ def _same_kind(parts: Iterable[Any]) -> Any:
   return first
 
 
+def _parts_in_order(part: Any) -> tuple[Any, ...]:
+  return tuple(vars(part)[name] for name in part.names)
+
+
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'Block.wiring': lambda part: _same_kind(part.wirings.values()),
@@ -35,6 +40,17 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'Encoder.input_dim': lambda part: part.projection.kernel.shape[0],
   'GatedMLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'GatedMLP.use_bias': lambda part: part.up.bias is not None,
+  'GridBias.num_heads': lambda part: part.table.shape[-1],
+  'GridBranch.parts': _parts_in_order,
+  'GridConvolution.factor': lambda part: (
+    part.output_dim / (part.num_groups * part.convolution.kernel.shape[-2])
+  ),
+  'GridConvolution.group_size': lambda part: part.convolution.kernel.shape[-2],
+  'GridConvolution.kernel_size': lambda part: part.convolution.kernel.shape[-3],
+  'GridConvolution.use_bias': lambda part: part.convolution.bias is not None,
+  'GridConvolution.width': lambda part: part.output_dim,
+  'GridStem.channels': lambda part: part.input.shape[-1],
+  'GridStem.parts': _parts_in_order,
   'LanguageModel.d_model': lambda part: part.body.output_dim,
   'LanguageModel.embedding_dim': lambda part: part.embedding.table.shape[-1],
   'LayerNorm.use_bias': lambda part: part.bias is not None,
@@ -45,6 +61,11 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.use_bias': lambda part: part.q.bias is not None,
   'PatchEmbedding.channels': lambda part: part.projection.kernel.shape[2],
+  'ResidualMerge.parts': _parts_in_order,
+  'Sequential.parts': _parts_in_order,
+  'Stages.merge': lambda part: _same_kind(part.merges),
+  'SublayerBlock.sublayers': lambda part: tuple(part.sublayers.values()),
+  'SublayerBlock.wiring': lambda part: _same_kind(part.wirings.values()),
   'T5Bias.num_heads': lambda part: part.table.shape[-1],
   'TiedHead.scaled': lambda part: part.scale != 1.0,
   'TiedHead.use_bias': lambda part: part.bias is not None,
@@ -167,8 +188,8 @@ def read_back(template: str, model: Any) -> dict[str, Any]:
   """
   values: dict[str, Any] = {}
   for _, text, value in _walk(template, model):
-    if text.startswith('{'):
-      values.setdefault(text[1:-1], value)
+    if name := re.fullmatch(r'\{(\w+)\}', text):
+      values.setdefault(name[1], value)
   return values
 
 
@@ -222,7 +243,8 @@ def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
   def visit(reference: str, part: Any) -> Iterator[tuple[str, str, Any]]:
     *scopes, name = reference.split('/')
     active: dict[str, tuple[str, str]] = {}
-    for selector in (name, *(f'{scope}/{name}' for scope in scopes)):
+    outer = itertools.accumulate(scopes, '{}/{}'.format)
+    for selector in (name, *(f'{scope}/{name}' for scope in outer)):
       active |= {key: (selector, text) for key, text in bindings.get(selector, {}).items()}
     for parameter, (selector, text) in active.items():
       argument = f'{name}.{parameter}'
@@ -231,9 +253,10 @@ def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
       values = value if isinstance(value, nnx.List | tuple) else [value]
       # A placeholder has no reference in the template: use the class in the model.
       names = re.findall(r'@([\w/]+)', text) or [type(value).__name__ for value in values]
-      if text.startswith('[') and len(names) != len(values):
+      if text.startswith(('[', '{')) and len(names) != len(values):
         raise AttributeError(f'{argument} has {len(values)} parts, not {len(names)}')
       for inner, value in zip(names, values, strict=False):
-        yield from visit('/'.join([*scopes, inner]), value)
+        # A scope of its own replaces that around it.
+        yield from visit(inner if '/' in inner else '/'.join([*scopes, inner]), value)
 
   yield from visit('Experiment', types.SimpleNamespace(model=model))

@@ -5,6 +5,7 @@ forward pass (`reported`). It takes the place of the gradient, so that a step ad
 the calls of the part, whatever stack, rematerialisation or scan the part is in.
 """
 
+import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.one_cpu import is_plain
 
-__all__ = ['Rule', 'reported']
+__all__ = ['Fixed', 'Rule', 'reported']
 
 
 @runtime_checkable
@@ -30,6 +31,14 @@ class Rule(Protocol):
       statistic: sum of the reported statistics over the step; 0 if there is none.
     """
     ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Rule):
+  """Leaves a parameter as it is: statistics of an imported model."""
+
+  def __call__(self, value, statistic):
+    return value
 
 
 @jax.custom_vjp

@@ -139,7 +139,7 @@ PARTS = [
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),
   *_width(layers.TokenMLP, layers.SpatialGating, length=N, hidden_dim=8),
-  *_width(layers.Affine, layers.MaxPool, layers.ActivatedResidual),
+  *_width(layers.FrozenBatchNorm, layers.MaxPool, layers.ActivatedResidual),
   *_width(layers.SqueezeExcitation, reduction=4),
   *_width(layers.GridBranch, parts={'convolution': layers.GridConvolution}),
   partial(layers.GridStem, W, parts={'convolution': partial(layers.GridConvolution, width=W)}),

@@ -1,12 +1,13 @@
 """ResNet, SE-ResNet and ConvNeXt of configs/models, at small widths, against transformers and timm.
 
 Batch normalisation of the references is in evaluation mode, with running statistics that are perturbed as all parameters
-are: its two vectors and two statistics are the scale and bias of `Affine`. Gradients are of the references' parameters.
+are (`FrozenBatchNorm`). Gradients are of the references' parameters.
 """
 
 import functools
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ LABELS = np.array([4, 1])
 # Odd sides: the zeros around the image and around each strided convolution matter.
 IMAGES = np.random.default_rng(0).normal(size=(2, 37, 42, 3)).astype(np.float32)
 TWO_STAGES = ['Classifier.num_classes=5', 's1/Stack.num_layers=1', 's2/Stack.num_layers=1']
-SMALL_RESNET = ['Stages.stages=[@s1/Stack, @s2/Stack]', 'GridConvolution.norm=@Affine']
+SMALL_RESNET = ['Stages.stages=[@s1/Stack, @s2/Stack]', 'GridConvolution.norm=@FrozenBatchNorm']
 
 
 def dense_of_one_tap(own, name, theirs):
@@ -35,10 +36,9 @@ def dense_of_one_tap(own, name, theirs):
 def normalised(own, name, convolution, norm):
   """A convolution without bias, and batch normalisation."""
   own.convolution(f'{name}.convolution', convolution, bias=False)
-  mean, variance = (own.statistics[f'{norm}.running_{kind}'] for kind in ('mean', 'var'))
-  scale = own.left.pop(f'{norm}.weight') / np.sqrt(variance + 1e-5)
-  own.found[f'{name}.norm.scale'] = scale
-  own.found[f'{name}.norm.bias'] = own.left.pop(f'{norm}.bias') - mean * scale
+  own.norm(f'{name}.norm', norm)
+  for ours, theirs in (('mean', 'running_mean'), ('variance', 'running_var')):
+    own.found[f'{name}.norm.{ours}'] = jnp.asarray(own.statistics[f'{norm}.{theirs}'], jnp.float32)
 
 
 def in_transformers_resnet(own, name, theirs):
@@ -128,7 +128,7 @@ def basic():
     'first/Stack.num_layers=1',
     'VisionTransformer.d_model=8',
     'stem/GridConvolution.width=8',
-    'GridConvolution.norm=@Affine',
+    'GridConvolution.norm=@FrozenBatchNorm',
     'Classifier.num_classes=5',
   ]
   model = resnet_of_transformers('basic', [8, 16], [1, 2])

@@ -7,11 +7,13 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
 from t2x.interop.families.cohere import COHERE
+from t2x.interop.families.convolutional import CONVNEXT, RESNET
 from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
 from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
+from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
@@ -26,6 +28,7 @@ ALL: tuple[Family, ...] = (
   BART,
   BERT,
   COHERE,
+  CONVNEXT,
   DEBERTA_V2,
   DISTILBERT,
   FSMT,
@@ -35,7 +38,7 @@ ALL: tuple[Family, ...] = (
   GPT_NEOX,
   LLAMA,
 )
-ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, ROBERTA, SWITCH, T5, VIT, XLM)
+ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, RESNET, ROBERTA, SWIN, SWITCH, T5, VIT, XLM)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 

@@ -21,11 +21,12 @@ from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.initializers import build_context, ones, variance_scaling, zeros
 from t2x.layers.interfaces import Call, Merge, Norm, Result
 from t2x.layers.parameters import Initializer, Linear, param
+from t2x.layers.rules import Fixed
 from t2x.layers.tokens import Tokens
 from t2x.layers.vision.grids import grid_of
 
 __all__ = [
-  'Affine',
+  'FrozenBatchNorm',
   'GridConvolution',
   'GridNorm',
   'GroupNorm',
@@ -46,15 +47,8 @@ class GridNorm(Protocol):
     ...
 
 
-class Affine(nnx.Module):
-  """Scale and bias of each feature: x * scale + bias. It is what batch normalisation is after training: import folds
-  the running statistics into both.
-
-  Args:
-    d_model: size of the last dimension.
-  """
-
-  implements: tuple[type, ...] = (Norm, GridNorm)
+class _Affine(nnx.Module):
+  """Scale and bias of each feature."""
 
   def __init__(self, d_model: int, *, rngs: nnx.Rngs):
     make = functools.partial(param, kind='vector', keep_float32=True)
@@ -69,7 +63,35 @@ class Affine(nnx.Module):
     return (x.astype(Dtypes.reductions) * scale + bias).astype(x.dtype)
 
 
-class GroupNorm(Affine):
+class FrozenBatchNorm(_Affine):
+  """Batch normalisation as it is after training (https://arxiv.org/abs/1502.03167): the running statistics of an imported
+  model normalise each feature and do not change; its scale and bias are trained.
+
+  Args:
+    d_model: size of the last dimension.
+    epsilon: added to the variance.
+  """
+
+  implements: tuple[type, ...] = (Norm, GridNorm)
+
+  def __init__(self, d_model: int, *, epsilon: Epsilon = 1e-5, rngs: nnx.Rngs):
+    super().__init__(d_model, rngs=rngs)
+    self.epsilon = epsilon
+    fixed = functools.partial(param, kind='rule', rule=Fixed())
+    axes = (build_context().axis,)
+    self.mean = fixed(zeros(), (d_model,), axes, rngs)
+    self.variance = fixed(ones(), (d_model,), axes, rngs)
+
+  def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
+    mean, variance = (
+      with_rank(jax.lax.stop_gradient(one[...]).astype(Dtypes.reductions), x.ndim)
+      for one in (self.mean, self.variance)
+    )
+    y = (x.astype(Dtypes.reductions) - mean) * jax.lax.rsqrt(variance + self.epsilon)
+    return super().__call__(y).astype(x.dtype)
+
+
+class GroupNorm(_Affine):
   """Normalises each group of features over the whole grid of a row (https://arxiv.org/abs/1803.08494), then multiplies by
   a scale and adds a bias. Unlike batch normalisation it has no running statistics, and rows do not affect each other.
 
