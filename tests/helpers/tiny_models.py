@@ -104,6 +104,28 @@ CONFIGS = {
     'num_experts_per_tok': 2,
     'vocab_size': 20,
   },
+  'convnext': {
+    'num_stages': 2,
+    'hidden_sizes': [4, 8],
+    'depths': [1, 1],
+    'num_labels': 3,
+  },
+  'resnet': {
+    'embedding_size': 4,
+    'hidden_sizes': [4, 8],
+    'depths': [1, 2],
+    'layer_type': 'basic',
+    'num_labels': 3,
+  },
+  'swin': {
+    'embed_dim': 4,
+    'depths': [2, 2],
+    'num_heads': [1, 2],
+    'image_size': 16,
+    'patch_size': 2,
+    'window_size': 4,
+    'num_labels': 3,
+  },
   'marian': SIDES | {'vocab_size': 20, 'share_encoder_decoder_embeddings': False},
   'openai-gpt': GPT,
   'opt': {

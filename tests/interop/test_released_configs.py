@@ -1,6 +1,7 @@
 """The config.json of released models, written by transformers of many versions, is read.
 
-Those of Command R, DistilBERT and Switch have the defaults of transformers and were not compared with the released files.
+Those of Command R, ConvNeXt, DistilBERT, ResNet, Swin and Switch have the defaults of transformers and were not compared
+with the released files.
 """
 
 import json
