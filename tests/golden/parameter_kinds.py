@@ -178,6 +178,16 @@ PARTS = [
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
   partial(
+    models.DistilledVisionTransformer,
+    d_model=W,
+    embedding=partial(PATCHES, num_registers=1),
+    positions=layers.NoPositions,
+    body=partial(models.Encoder, stack=STACK),
+    pool=models.first_token,
+    head=partial(models.Classifier, num_classes=3),
+    teacher_head=partial(models.Classifier, num_classes=3),
+  ),
+  partial(
     models.VisionTransformer,
     d_model=W,
     embedding=PATCHES,
