@@ -85,7 +85,9 @@ CLASSIFIER = """
 include '{run}/model.gin'
 LanguageModel.head = @SequenceClassifier
 SequenceClassifier.classifier = @PooledClassifier
-PooledClassifier.num_classes = 3
+PooledClassifier:
+  num_classes = 3
+  activation = @relu
 Experiment.task = @SequenceClassification()
 SequenceClassification:
   source = @JsonLines()
