@@ -30,11 +30,12 @@ os.environ.update(
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
     # Only dumps of programs show the calls that led to an operation; writing them takes a tenth of the time.
-    'JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS': 'false',
+    'JAX_TRACEBACK_IN_LOCATIONS_LIMIT': '0',
   }
   | os.environ
 )
 
+import array_annotations
 import hypothesis
 import jax
 import jaxtyping
@@ -48,7 +49,7 @@ ANNOTATED = [
   for path in (ROOT / 't2x').rglob('*.py')
   if 'from jaxtyping import' in path.read_text()
 ]
-jaxtyping.install_import_hook(ANNOTATED, 'beartype.beartype')
+array_annotations.install(ANNOTATED)
 
 # No time limit per example. (Where CI is set, examples are the same each time.)
 hypothesis.settings.register_profile(
