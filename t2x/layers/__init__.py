@@ -26,6 +26,7 @@ from t2x.layers.attention.value_residual import *
 from t2x.layers.auxiliary import *
 from t2x.layers.caches import *
 from t2x.layers.embeddings.audio import *
+from t2x.layers.embeddings.flexible_patches import *
 from t2x.layers.embeddings.inputs import *
 from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *

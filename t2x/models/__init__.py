@@ -7,6 +7,7 @@ from t2x.models.capsules import *
 from t2x.models.classifiers import *
 from t2x.models.distilled_vision import *
 from t2x.models.encoder_decoder import *
+from t2x.models.flexible_vision import *
 from t2x.models.funnel import *
 from t2x.models.generator import *
 from t2x.models.global_tokens import *

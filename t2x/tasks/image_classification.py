@@ -21,7 +21,7 @@ from t2x.data.batches import Transform
 from t2x.data.images import UNLABELLED
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
-from t2x.models import Inputs
+from t2x.models import FlexibleModel, Inputs
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.classification import Classification
 from t2x.tasks.image_mixing import Mixing
@@ -46,6 +46,8 @@ class ImageClassification(Classification):
       which are applied in order; None: no augmentation.
     normalised_augmentation: augments the normalised training images, in order.
     mixing: mixes the images and the labels of a training batch; None: no mixing.
+    patch_sizes: patch sizes of a flexible model (`FlexibleVisionTransformer`) in training: each step draws one for all of its
+      images. The step is one program with a branch for each. Empty: the size that the model has.
   """
 
   image_shape: tuple[Size, Size, Size]
@@ -58,6 +60,7 @@ class ImageClassification(Classification):
   augmentation: Augmentation | Sequence[Augmentation] | None = None
   normalised_augmentation: Sequence[Augmentation] = ()
   mixing: Mixing | None = None
+  patch_sizes: Sequence[Size] = ()
 
   inputs: ClassVar[Inputs] = {'image': 'image'}
 
@@ -72,6 +75,22 @@ class ImageClassification(Classification):
             f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each '
             f'channel of ImageClassification.image_shape = {self.image_shape}'
           )
+
+    for size in self.patch_sizes:
+      if any(side % size for side in self.image_shape[:2]):
+        raise UserError(
+          f'ImageClassification.patch_sizes has {size}, which does not divide the sides of images of '
+          f'{self.image_shape}'
+        )
+
+  def check_model(self, model):
+    """Also raises UserError if `patch_sizes` is set and the model has one patch size."""
+    super().check_model(model)
+    if self.patch_sizes and not isinstance(model, FlexibleModel):
+      raise UserError(
+        f'ImageClassification.patch_sizes is set, but Experiment.model = @{type(model).__name__} has one patch size: '
+        'use @FlexibleVisionTransformer, or remove patch_sizes'
+      )
 
   def transform(self, *, train):
     """Returns the transform that crops, resizes and normalises images and, in training, augments and mirrors them."""
@@ -114,7 +133,10 @@ class ImageClassification(Classification):
     }
 
   def batch(self, batch, key):
-    """Mixes the images; adds the label of the other image of each, and the share of its own label."""
+    """Mixes the images; adds the label of the other image of each, and the share of its own label. Draws the patch size."""
+    if self.patch_sizes:
+      index = jax.random.randint(named_key(key, 'task.patch_size'), (1,), 0, len(self.patch_sizes))
+      batch = {**batch, 'patch_size': jnp.broadcast_to(index, batch['label'].shape)}
     if self.mixing is None:
       return batch
     # 'task.mixing' is not the path of any module, so the key is independent of theirs.
@@ -126,6 +148,18 @@ class ImageClassification(Classification):
       'other_label': labels[other],
       'share': jnp.broadcast_to(share, labels.shape),
     }
+
+  def predictions(self, model, batch, key):
+    """Returns the logits and the output of the model, in training with the patch size that was drawn."""
+    if key is None or not self.patch_sizes:
+      return super().predictions(model, batch, key)
+
+    def at(size):
+      return lambda images, key: model.at_patch_size(size)(images, key=key)
+
+    branches = [at(size) for size in self.patch_sizes]
+    out = jax.lax.switch(batch['patch_size'][0], branches, batch['image'], key)
+    return out.x, out
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""

@@ -135,6 +135,7 @@ PARTS = [
   *_width(layers.TokenEmbedding, vocab_size=V, num_types=2),
   *_width(layers.FactorisedEmbedding, vocab_size=V, factor_dim=4, num_types=2, use_bias=True),
   *_width(layers.PatchEmbedding, patch_size=2, num_registers=2),
+  *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
   *_width(layers.AudioStem, num_features=3),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),

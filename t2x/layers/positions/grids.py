@@ -29,6 +29,9 @@ __all__ = [
 ]
 
 
+Interpolation = Literal['cubic', 'linear']
+
+
 class LearnedGrid(PositionEncoding):
   """Learned position vectors of extra tokens and of the patches of a grid.
 
@@ -38,6 +41,7 @@ class LearnedGrid(PositionEncoding):
     width: number of columns of the trained grid, in patches.
     num_extra: number of tokens before the patches that have a vector, the first ones (the class token). Others, such
       as registers, have none.
+    interpolation: how the table is resized for another grid; 'linear' in FlexiViT.
     init: initialiser of the table [num_extra + height * width, d_model].
   """
 
@@ -48,17 +52,19 @@ class LearnedGrid(PositionEncoding):
     height: Size,
     width: Size,
     num_extra: Natural = 1,
+    interpolation: Interpolation = 'cubic',
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
     self.height = height
     self.width = width
     self.num_extra = num_extra
+    self.interpolation: Interpolation = interpolation
     shape = num_extra + height * width, d_model
     self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
 
   def embed(self, x, tokens):
-    """Adds the position vectors to `x`, interpolated (bicubic) unless the grid is the trained one.
+    """Adds the position vectors to `x`, interpolated unless the grid is the trained one.
 
     Raises:
       UserError: the tokens have no grid of rows and columns, or fewer than `num_extra` tokens before it.
@@ -67,7 +73,8 @@ class LearnedGrid(PositionEncoding):
     grid = _grid(x, tokens, num_extra + num_plain, 'LearnedGrid')
     table = self.table[...]
     if grid != (self.height, self.width):
-      table = resize_grid(table, (self.height, self.width), grid, num_extra)
+      old = self.height, self.width
+      table = resize_grid(table, old, grid, num_extra, self.interpolation)
     if num_plain:
       plain = jnp.zeros((num_plain, table.shape[1]), table.dtype)
       table = jnp.concatenate([table[:num_extra], plain, table[num_extra:]])
@@ -79,18 +86,20 @@ def resize_grid(
   old: tuple[int, int],
   new: tuple[int, int],
   num_extra: int = 0,
+  interpolation: Interpolation = 'cubic',
 ) -> Float[Array, 'new_tokens d_model']:
-  """Interpolates a table of position vectors to another grid size (bicubic, in float32).
+  """Interpolates a table of position vectors to another grid size, in float32 and with antialiasing.
 
   Args:
     table: position vectors of the extra tokens and of the grid, row by row.
     old: (rows, columns) of the table's grid.
     new: (rows, columns) of the result's grid.
     num_extra: number of extra tokens, whose vectors are not changed.
+    interpolation: 'cubic' or 'linear', in both dimensions.
   """
   extra, patches = table[:num_extra], table[num_extra:]
   image = patches.astype(jnp.float32).reshape(*old, -1)
-  image = jax.image.resize(image, (*new, image.shape[-1]), method='cubic')
+  image = jax.image.resize(image, (*new, image.shape[-1]), method=interpolation)
   return jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
 
 

@@ -11,12 +11,13 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, NonEmpty, Size
-from t2x.layers import resize_grid
+from t2x.layers import resample_patches, resize_grid
 
 __all__ = [
   'InterpolateGrid',
   'InterpolatePositions',
   'KeepNew',
+  'ResamplePatches',
   'Resize',
   'ResizeVocabulary',
   'TakeLayers',
@@ -138,6 +139,20 @@ class InterpolateGrid(Resize):
     old = _grid('old', self.old, source.shape[0] - self.num_extra)
     new = _grid('new', self.new, target.shape[0] - self.num_extra)
     return resize_grid(source, old, new, self.num_extra).astype(target.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResamplePatches(Resize):
+  """Resamples the kernel [height, width, channels, d_model] of a `PatchEmbedding` to another patch size (FlexiViT,
+  https://arxiv.org/abs/2212.08013)."""
+
+  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
+    if not source.ndim == target.ndim == 4 or source.shape[2:] != target.shape[2:]:
+      raise UserError(
+        'ResamplePatches needs two kernels [height, width, channels, d_model] that differ in height and width only, '
+        f'not {source.shape} and {target.shape}'
+      )
+    return resample_patches(source, *target.shape[:2]).astype(target.dtype)
 
 
 def _check_table(name: str, source: Array, target: Array, num_extra: int) -> None:
