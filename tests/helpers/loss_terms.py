@@ -134,8 +134,7 @@ def batch_of(task, num_rows=8, seed=0):
     if name in ('weights', 'word_weights'):
       return rng.random(shape) < column
     if name.endswith('segments') or name == 'context':
-      filled = np.arange(shape[-1]) < np.ceil(column * shape[-1])
-      return np.broadcast_to(filled.reshape(num_rows, *[1] * (len(shape) - 2), -1), shape)
+      return np.arange(shape[1]) < np.ceil(column * shape[1])
     if name == 'loss_weight':
       return rng.uniform(0.5, 2.0, shape)
     if name == 'task':

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_tasks
 from flax import nnx
 
+from t2x.data import Batches, Bytes, TextFiles
 from t2x.layers import (
   MLP,
   FunnelPositions,
@@ -21,6 +23,7 @@ from t2x.layers import (
 )
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, LanguageModel, TiedHead, TwoStreams
+from t2x.tasks import PermutationLM
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -30,7 +33,7 @@ SYSTEM = 'XLNet', 'transformers XLNetLMHeadModel'
 part = functools.partial
 
 
-def ours(has_types):
+def ours(has_types, vocab_size=VOCAB):
   sizes = {'num_heads': HEADS}
   types = part(FunnelPositions, separate_first=False, second='second', **sizes)
   block = part(
@@ -42,16 +45,16 @@ def ours(has_types):
   )
   return LanguageModel(
     d_model=WIDTH,
-    embedding=part(TokenEmbedding, vocab_size=VOCAB),
+    embedding=part(TokenEmbedding, vocab_size=vocab_size),
     body=part(Encoder, stack=part(TwoStreams, num_layers=LAYERS, blocks=[block])),
     head=part(TiedHead, use_bias=True),
     rngs=nnx.Rngs(0),
   )
 
 
-def theirs():
+def theirs(vocab_size=VOCAB):
   config = transformers.XLNetConfig(
-    vocab_size=VOCAB, d_model=WIDTH, n_layer=LAYERS, n_head=HEADS, d_inner=HIDDEN, dropout=0.0
+    vocab_size=vocab_size, d_model=WIDTH, n_layer=LAYERS, n_head=HEADS, d_inner=HIDDEN, dropout=0.0
   )
   torch.manual_seed(0)
   return transformers.XLNetLMHeadModel(config)
@@ -104,6 +107,31 @@ def arrays(tensors, has_types):
   return found
 
 
+def filled(build, model, has_types=False):
+  """Our model with the parameters of theirs."""
+  values = arrays({name: p.detach().numpy() for name, p in model.named_parameters()}, has_types)
+  shapes = jax.eval_shape(build)
+  names = [name for name, _ in named_leaves(shapes)]
+  assert sorted(names) == sorted(values)
+  return jax.tree.unflatten(
+    jax.tree.structure(shapes), [jnp.asarray(values[name]) for name in names]
+  )
+
+
+def compare_gradients(compared, slopes, model, has_types=False):
+  gradients = arrays(
+    {
+      name: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy()
+      for name, p in model.named_parameters()
+    },
+    has_types,
+  )
+  largest = max(np.abs(g).max() for g in gradients.values())
+  for name, slope in named_leaves(slopes):
+    atol = 1e-5 * max(np.abs(gradients[name]).max(), 1e-2 * largest)
+    compared(*SYSTEM, slope, gradients[name], atol=atol, of='gradients')
+
+
 # The number of each token in the order of prediction: a permutation, and a context that all tokens see.
 ORDERS = {
   'permutation': np.array([[4, 9, 0, 7, 1, 10, 3, 6, 2, 8, 5], [3, 1, 4, 0, 6, 2, 5, 7, 8, 9, 10]]),
@@ -136,13 +164,7 @@ def test_predictions_and_gradients_equal_xlnet_of_transformers(
     use_mems=False,
   ).logits
   (out * torch.tensor(weights)).sum().backward()
-  values = arrays({name: p.detach().numpy() for name, p in model.named_parameters()}, has_types)
-  shapes = jax.eval_shape(lambda: ours(has_types))
-  names = [name for name, _ in named_leaves(shapes)]
-  assert sorted(names) == sorted(values)
-  mine = jax.tree.unflatten(
-    jax.tree.structure(shapes), [jnp.asarray(values[name]) for name in names]
-  )
+  mine = filled(lambda: ours(has_types), model, has_types)
   tokens = Tokens.row(
     LENGTH,
     segments=jnp.asarray(is_token, jnp.int32),
@@ -159,14 +181,49 @@ def test_predictions_and_gradients_equal_xlnet_of_transformers(
   slopes, logits = loss(mine)
   wanted = out.detach().numpy()[is_target]
   compared(*SYSTEM, logits[is_target], wanted, atol=1e-5 * max(1.0, np.abs(wanted).max()))
-  gradients = arrays(
-    {
-      name: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy()
-      for name, p in model.named_parameters()
-    },
-    has_types,
-  )
-  largest = max(np.abs(g).max() for g in gradients.values())
-  for name, slope in named_leaves(slopes):
-    atol = 1e-5 * max(np.abs(gradients[name]).max(), 1e-2 * largest)
-    compared(*SYSTEM, slope, gradients[name], atol=atol, of='gradients')
+  compare_gradients(compared, slopes, model, has_types)
+
+
+@pytest.fixture
+def task(tmp_path):
+  tiny_tasks.write_data(tmp_path)
+  path = str(tmp_path / 'text.txt')
+  source = TextFiles(train=path, separator='\n')
+  task = PermutationLM(source=source, tokenizer=Bytes(), length=24, rate=0.25)
+  return task.bound(task.fit_tokenizer())
+
+
+def test_loss_and_gradients_of_a_batch_of_the_task_equal_xlnet_of_transformers(
+  task, compared, perturbed
+):
+  """The predicted tokens are those of target_mapping; perm_mask also hides the other documents of a row."""
+  rows = list(task.rows('train'))
+  batch = Batches(rows[-4:], task.transform(train=True), batch_size=4, seed=1)[0]
+  order, segments = batch['order'], batch['segments']
+  unseen = (order[:, None] >= order[:, :, None]) & (order > 0)[:, None]
+  unseen |= segments[:, None] != segments[:, :, None]
+  places, used = batch['masked_positions'], batch['weights'] > 0
+  seen = (~unseen).sum(axis=2)
+  assert all(np.take_along_axis(seen, places, axis=1)[used] > 0)
+  assert not segments.all() and segments.max() > 1
+  model = perturbed(theirs(vocab_size=264), 0.1)
+  loss = model(
+    input_ids=torch.tensor(batch['tokens'].astype(np.int64)),
+    attention_mask=torch.tensor((segments != 0).astype(np.float32)),
+    perm_mask=torch.tensor(unseen.astype(np.float32)),
+    target_mapping=torch.nn.functional.one_hot(torch.tensor(places).long(), 24).float(),
+    labels=torch.tensor(np.where(used, batch['labels'], -100).astype(np.int64)),
+    use_mems=False,
+  ).loss
+  loss.backward()
+  mine = filled(lambda: ours(False, vocab_size=264), model)
+
+  @jax.jit
+  @functools.partial(jax.grad, has_aux=True)
+  def mean(model, batch):
+    total, weight = task.sums(model, batch, None).metrics['loss']
+    return total / weight, total / weight
+
+  slopes, own = mean(mine, jax.tree.map(jnp.asarray, batch))
+  compared(*SYSTEM, own, loss.item())
+  compare_gradients(compared, slopes, model)

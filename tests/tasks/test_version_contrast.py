@@ -1,5 +1,7 @@
 """A text against versions of itself: the rows, and the loss against a formula in float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,10 @@ from flax import nnx
 from loss_terms import Bag, gradient
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, DeleteTokens, ReplaceTokens
+from t2x.data import Batches, DeleteTokens, ReplaceTokens, ShuffleTokens
 from t2x.layers import Input
 from t2x.models import ModelSpec
-from t2x.tasks import ReplacedTokenDetection, VersionContrast
+from t2x.tasks import VersionContrast
 
 
 @pytest.fixture(scope='module')
@@ -23,12 +25,15 @@ def task(tmp_path_factory):
   return task.bound(task.fit_tokenizer())
 
 
+LENGTH = 32
+
+
 @pytest.fixture(scope='module')
 def batch(task):
   batch = Batches(task.rows('train'), task.transform(train=True), batch_size=8, seed=0)[0]
   # A version that equals its text, a text without other versions, and padding of an evaluation.
-  batch['versions'][0, 1] = batch['tokens'][0]
-  batch['versions'][1] = batch['tokens'][1]
+  ids = batch['tokens'].reshape(8, 3, LENGTH)
+  ids[0, 1], ids[1], batch['weight'][1] = ids[0, 2], ids[1, 2], 0
   return {name: jnp.asarray(np.concatenate([a[:6], 0 * a[6:]])) for name, a in batch.items()}
 
 
@@ -36,16 +41,18 @@ def test_versions_have_the_special_tokens_and_the_words_of_the_text(task):
   rows, tokenizer = task.rows('train'), task.fitted
   batch = Batches(rows, task.transform(train=True), batch_size=8, seed=0)[0]
   again = Batches(rows, task.transform(train=True), batch_size=8, seed=0)
-  assert (batch['versions'] != again[1]['versions']).any()
-  np.testing.assert_array_equal(batch['versions'], again[0]['versions'])
+  assert (batch['tokens'] != again[1]['tokens']).any()
+  np.testing.assert_array_equal(batch['tokens'], again[0]['tokens'])
   assert {n: (a.shape, a.dtype) for n, a in batch.items()} == {
     n: (s.shape, s.dtype) for n, s in task.spec(8).items()
   }
-  np.testing.assert_array_equal(batch['versions_segments'], batch['segments'][:, None].repeat(2, 1))
-  for ids, versions, segments in zip(
-    *(batch[name] for name in ('tokens', 'versions', 'segments')), strict=True
+  assert batch['weight'].all() and not batch['types'].any()
+  for texts, segments in zip(
+    *(batch[name].reshape(8, 3, LENGTH) for name in ('tokens', 'segments')), strict=True
   ):
-    special, count = tokenizer.special[ids], np.count_nonzero(segments)
+    *versions, ids = texts
+    np.testing.assert_array_equal(segments[:2], segments[[2, 2]])
+    special, count = tokenizer.special[ids], np.count_nonzero(segments[2])
     for version in versions:
       np.testing.assert_array_equal(version[special], ids[special])
       assert not version[count:].any()
@@ -65,12 +72,10 @@ def test_loss_and_gradient_equal_the_formula_in_float64(task, batch, compared):
   """-log exp(s) / (exp(s) + sum of exp(s of each version that differs)), the mean over texts with such versions."""
   model = Scores(512, nnx.Rngs(0))
   table, vector = (np.asarray(p[...], np.float64) for p in (model.table, model.classes))
-  ids = np.concatenate([batch['versions'], batch['tokens'][:, None]], axis=1)
+  ids = np.asarray(batch['tokens']).reshape(8, 3, LENGTH)
   losses, right, above, slopes = [], 0, np.zeros(2), np.zeros_like(vector)
   for row in (0, 2, 3, 4, 5):
-    count = np.count_nonzero(batch['segments'][row])
     features = np.array([table[v].mean(axis=0) + table[v][1] for v in ids[row]])
-    assert count
     kept = [0, 2] if row == 0 else [0, 1, 2]
     scores = features[kept] @ vector[:, 0]
     p = np.exp(scores) / np.exp(scores).sum()
@@ -96,7 +101,7 @@ def test_equal_scores_are_wrong(task, batch):
   assert float(metrics['accuracy'][0]) == float(metrics['shuffled'][0]) == 0
 
 
-def test_heads_of_several_classes_and_unused_settings_are_refused(task):
+def test_heads_of_several_classes_are_refused(task):
   class Model:
     spec = ModelSpec(
       inputs={'tokens': Input(vocab_size=512)},
@@ -105,10 +110,14 @@ def test_heads_of_several_classes_and_unused_settings_are_refused(task):
       num_classes=2,
     )
 
-  with pytest.raises(UserError, match='one score of each text, but the head of @Model has 2'):
+  with pytest.raises(UserError, match='2 classes, but VersionContrast needs 1'):
     task.check_model(Model())
-  with pytest.raises(UserError, match=r'leave out VersionContrast\.auxiliaries'):
-    VersionContrast(source=task.source, length=8, auxiliaries={'a': ReplacedTokenDetection()})
+
+
+def test_a_text_without_other_versions_has_no_weight(task):
+  row = {'tokens': np.array([60, 0]), 'segments': np.array([1, 0])}
+  same = dataclasses.replace(task, versions={'shuffled': ShuffleTokens()}).transform(train=True)
+  assert same(row, np.random.default_rng(0))['weight'] == 0
 
 
 def test_versions_of_other_lengths_are_padded(task):
@@ -119,6 +128,7 @@ def test_versions_of_other_lengths_are_padded(task):
     versions={'deleted': DeleteTokens(rate=0.5), 'replaced': ReplaceTokens()},
   )
   batch = Batches(other.rows('train'), other.transform(train=True), batch_size=4, seed=0)[0]
-  counts = (batch['versions_segments'] != 0).sum(axis=2)
+  counts = batch['segments'].reshape(4, 3, LENGTH).sum(axis=2)
   assert (counts[:, 0] < counts[:, 1]).all()
-  np.testing.assert_array_equal(batch['versions'] != 0, batch['versions_segments'] != 0)
+  np.testing.assert_array_equal(counts[:, 1], counts[:, 2])
+  np.testing.assert_array_equal(batch['tokens'] != 0, batch['segments'] != 0)
