@@ -199,7 +199,7 @@ def model_of(task):
   """A model with which a step compiles quickly."""
   if isinstance(task, ImageClassification | AudioClassification):
     return Pixels(nnx.Rngs(0))
-  if isinstance(task, MultipleChoice):
+  if isinstance(task, MultipleChoice | VersionContrast):
     return Bag(VOCAB, nnx.Rngs(0), num_classes=1)
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))
 
