@@ -78,7 +78,7 @@ def with_logits(head: OutputHead) -> Head:
 class LogitModel(nnx.Module):
   """Base class of models whose head computes logits over a vocabulary from the hidden vectors of one body."""
 
-  implements = (TextModel, DecodingModel)
+  implements: tuple[type, ...] = (TextModel, DecodingModel)
   head: OutputHead
 
   @property
