@@ -36,6 +36,7 @@ def _parts_in_order(part: Any) -> tuple[Any, ...]:
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'Block.wiring': lambda part: _same_kind(part.wirings.values()),
+  'DistilledVisionTransformer.d_model': lambda part: part.body.output_dim,
   'EncoderDecoder.d_model': lambda part: part.decoder.output_dim,
   'Encoder.input_dim': lambda part: part.projection.kernel.shape[0],
   'GatedMLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
@@ -60,6 +61,9 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
   'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.use_bias': lambda part: part.q.bias is not None,
+  'PatchEmbedding.num_registers': lambda part: (
+    0 if part.registers is None else part.registers.shape[0]
+  ),
   'PatchEmbedding.channels': lambda part: part.projection.kernel.shape[2],
   'ResidualMerge.parts': _parts_in_order,
   'Sequential.parts': _parts_in_order,

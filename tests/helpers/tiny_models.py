@@ -160,6 +160,15 @@ CONFIGS = {
     'patch_size': 2,
     'num_labels': 3,
   },
+  'deit': {
+    'hidden_size': 8,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+    'intermediate_size': 12,
+    'image_size': [8, 4],
+    'patch_size': 2,
+    'num_labels': 3,
+  },
   'xlm': {
     'emb_dim': 8,
     'n_layers': 1,

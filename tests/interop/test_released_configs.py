@@ -1,6 +1,6 @@
 """The config.json of released models, written by transformers of many versions, is read.
 
-Those of Command R, ConvNeXt, DistilBERT, ResNet, Swin and Switch have the defaults of transformers and were not compared
+Those of Command R, ConvNeXt, DeiT, DistilBERT, ResNet, Swin and Switch have the defaults of transformers and were not compared
 with the released files.
 """
 

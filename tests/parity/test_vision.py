@@ -65,3 +65,17 @@ def test_vit_without_classes(agree):
     return transformers.ViTModel(config, add_pooling_layer=False)
 
   agree('ViT, no classes', make, theirs, ours, add_pooling_layer=False)
+
+
+@pytest.mark.parametrize('name', ['DeiT', 'DeiT, one head'])
+def test_deit(name, agree):
+  """The logits are the mean of both heads, or those of the class token."""
+  config = transformers.DeiTConfig(**VIT, num_labels=5, layer_norm_eps=1e-6)
+  kind = '' if name.endswith('one head') else 'WithTeacher'
+  compiled = jax.jit(lambda model: model(jnp.asarray(IMAGES)).x)
+  agree(
+    name,
+    lambda: getattr(transformers, f'DeiTForImageClassification{kind}')(config),
+    lambda model: model(pixel_values=torch.tensor(THEIRS)).logits,
+    lambda model: np.asarray(compiled(model)),
+  )

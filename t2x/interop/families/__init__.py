@@ -17,7 +17,7 @@ from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
-from t2x.interop.families.vit import VIT
+from t2x.interop.families.vit import DEIT, VIT
 from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
@@ -30,6 +30,7 @@ ALL: tuple[Family, ...] = (
   COHERE,
   CONVNEXT,
   DEBERTA_V2,
+  DEIT,
   DISTILBERT,
   FSMT,
   GPT1,

@@ -1,5 +1,8 @@
-"""ViT: `ViTForImageClassification`, and `ViTModel` without its pooler."""
+"""ViT: `ViTForImageClassification`, and `ViTModel` without its pooler; DeiT: `DeiTForImageClassificationWithTeacher` and
+`DeiTForImageClassification`."""
 
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t2x.base.errors import UserError
@@ -46,7 +49,25 @@ Classifier.num_classes = {num_labels}
 VisionTransformer.head = None
 """,
 }
-PATCH_EMBEDDINGS = 'vit.embeddings.patch_embeddings.projection'
+# A second token, which has a position of its own, and a head for each.
+DISTILLED = """
+PatchEmbedding.num_registers = 1
+LearnedGrid.num_extra = 2
+"""
+DEIT_HEADS = {
+  'DeiTForImageClassificationWithTeacher': IMAGES.replace(
+    'VisionTransformer', 'DistilledVisionTransformer'
+  )
+  + DISTILLED
+  + """
+DistilledVisionTransformer:
+  head = @Classifier
+  teacher_head = @Classifier
+  mean = @LogitMean()
+Classifier.num_classes = {num_labels}
+""",
+  'DeiTForImageClassification': IMAGES + DISTILLED + HEADS['ViTForImageClassification'],
+}
 
 
 class Sides(Field):
@@ -84,51 +105,84 @@ def restore(values: dict[str, Any]) -> dict[str, Any]:
   return {**values, 'image_size': [patch * values['rows'], patch * values['columns']]}
 
 
+FIELDS: Mapping[str, Field] = {
+  **CLASSES,
+  **rates(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
+  **sizes(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_channels=3),
+  'hidden_act': activation('gelu'),
+  'image_size': Sides(224),
+  'layer_norm_eps': positive(1e-12, 1.0),
+  'num_hidden_layers': Layers(12),
+  'patch_size': Sides(16),
+  'qkv_bias': Bool(True),
+}
+IMAGE_LAYERS = fill(
+  LAYERS,
+  attention_dropout='attention_probs_dropout_prob',
+  hidden_dropout='hidden_dropout_prob',
+)
+# The pooler and the masked image decoder are not imported.
+NO_EFFECT = 'encoder_stride', 'pooler_act', 'pooler_output_size'
+
+
+def tower_rules(prefix: str) -> Iterator[Rule]:
+  """The tensors of a tower without its head."""
+  yield Rule(f'{prefix}.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN)
+  # Only masked image models use it.
+  yield Rule(f'{prefix}.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN)
+  yield Rule(f'{prefix}.embeddings.distillation_token', ('embedding.registers',), ROW)
+  yield Rule(f'{prefix}.embeddings.position_embeddings', ('positions.table',), ROW)
+  patches = f'{prefix}.embeddings.patch_embeddings.projection'
+  yield Rule(f'{patches}.weight', ('embedding.projection.kernel',), PATCHES)
+  yield Rule(f'{patches}.bias', ('embedding.projection.bias',), VECTOR)
+  yield from block(
+    f'{prefix}.encoder.layer.{{}}',
+    norms=('layernorm_before', 'layernorm_after'),
+    mixer=(
+      *(f'attention.attention.{name}' for name in ('query', 'key', 'value')),
+      'attention.output.dense',
+    ),
+    feed_forward=('intermediate.dense', 'output.dense'),
+  )
+  yield from norm(f'{prefix}.layernorm', 'body.final_norm')
+
+
 VIT = Family(
   model_type='vit',
   architectures=tuple(HEADS),
-  template=IMAGES
-  + fill(
-    LAYERS,
-    attention_dropout='attention_probs_dropout_prob',
-    hidden_dropout='hidden_dropout_prob',
-  ),
+  template=IMAGES + IMAGE_LAYERS,
   choices={'architecture': HEADS},
   derive=derive,
   restore=restore,
-  declared={
-    **CLASSES,
-    **rates(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
-    **sizes(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_channels=3),
-    'hidden_act': activation('gelu'),
-    'image_size': Sides(224),
-    'layer_norm_eps': positive(1e-12, 1.0),
-    'num_hidden_layers': Layers(12),
-    'patch_size': Sides(16),
-    'qkv_bias': Bool(True),
-  },
-  # The pooler and the masked image decoder are not imported.
-  no_effect=('encoder_stride', 'pooler_act', 'pooler_output_size'),
+  declared=FIELDS,
+  no_effect=NO_EFFECT,
   rules=(
-    Rule('vit.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN),
-    # Only masked image models use it.
-    Rule('vit.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN),
-    Rule('vit.embeddings.position_embeddings', ('positions.table',), ROW),
-    Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding.projection.kernel',), PATCHES),
-    Rule(f'{PATCH_EMBEDDINGS}.bias', ('embedding.projection.bias',), VECTOR),
-    *block(
-      'vit.encoder.layer.{}',
-      norms=('layernorm_before', 'layernorm_after'),
-      mixer=(
-        *(f'attention.attention.{name}' for name in ('query', 'key', 'value')),
-        'attention.output.dense',
-      ),
-      feed_forward=('intermediate.dense', 'output.dense'),
-    ),
-    *norm('vit.layernorm', 'body.final_norm'),
+    *tower_rules('vit'),
     *dense('vit.pooler.dense', 'head.projection'),
     *dense('classifier', 'head.out'),
   ),
   prefix='vit.',
   bare='ViTModel',
+)
+DEIT = Family(
+  model_type='deit',
+  architectures=tuple(DEIT_HEADS),
+  template=IMAGE_LAYERS,
+  choices={'architecture': DEIT_HEADS},
+  derive=derive,
+  restore=restore,
+  declared=FIELDS,
+  no_effect=NO_EFFECT,
+  rules=(
+    *tower_rules('deit'),
+    *(
+      dataclasses.replace(r, requires='teacher_head.out.bias')
+      for r in dense('cls_classifier', 'head.out')
+    ),
+    *dense('distillation_classifier', 'teacher_head.out'),
+    *(
+      dataclasses.replace(r, excludes='teacher_head.out.bias')
+      for r in dense('classifier', 'head.out')
+    ),
+  ),
 )
