@@ -82,6 +82,7 @@ class DistilledVisionTransformer(VisionTransformer):
   def __call__(self, images, *, key=None, record=frozenset()):
     """Returns the mean of the class logits [batch, classes] of both heads, and each in `Output.heads`."""
     out = self.hidden(images, key=key, record=record)
+    assert self.head is not None  # The constructor requires it.
     heads = {
       'labels': self.head(self.pool(out.x, None, named_key(key, 'pool')), named_key(key, 'head')),
       'teacher': self.teacher_head(out.x[:, 1], named_key(key, 'teacher_head')),
