@@ -147,6 +147,11 @@ def test_ngrams_have_lengths_in_proportion_to_1_over_n_and_do_not_cross_gaps():
     found.update(map(len, runs))
   shares = np.array([found[n] for n in (1, 2, 3)]) / found.total()
   np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.03)
+  # Two words on either side of a gap are chosen together only as two draws of one word: 2/3 of all draws, 1/6 of the pairs.
+  draws = [
+    NGrams(max_length=2)(np.array([1, 2, 4, 5]), 2, np.random.default_rng(i)) for i in range(3000)
+  ]
+  assert np.mean([drawn.tolist() == [1, 2] for drawn in draws]) == pytest.approx(1 / 9, abs=0.025)
   # Without room for longer ones, and between gaps, n-grams are shortened.
   assert NGrams()(np.array([1, 3, 5]), 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
 
