@@ -135,6 +135,9 @@ def test_samples_have_the_frequencies_of_the_generator(task, batch):
   total = counts.sum()
   p = np.array([0.0, 0.5, 0.2, 0.3])
   assert (np.abs(counts - total * p) <= 5 * np.sqrt(total * p * (1 - p))).all()
+  # Rows with other tokens have other samples, also in evaluation.
+  fixed = ReplacedTokenDetection().samples(model, out, batch, None)
+  assert len(np.unique(fixed, axis=0)) == len(fixed)
 
 
 def test_samples_in_evaluation_depend_only_on_their_row(task, batch, model):
