@@ -4,6 +4,7 @@ from t2x.data.batches import *
 from t2x.data.best_fit import *
 from t2x.data.buckets import *
 from t2x.data.cache import *
+from t2x.data.colour_jitter import *
 from t2x.data.corruption import *
 from t2x.data.crops import *
 from t2x.data.denoising import *

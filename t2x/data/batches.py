@@ -17,7 +17,7 @@ from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import shuffled
 
-__all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'evaluation_batches']
+__all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'Repeated', 'evaluation_batches']
 
 Batch = dict[str, np.ndarray]
 # `(row, rng) -> row`, or `(row, rng, rows) -> row` if its attribute `needs_rows` is True: `rows` are all rows of the
@@ -100,6 +100,32 @@ class InOrder(Order):
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
     epoch, index = np.divmod(np.arange(numbers.start, numbers.stop), self.size)
     return epoch, index
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated(Order):
+  """Every row of a random order several times in sequence, with other draws of the transform (repeated augmentation,
+  https://arxiv.org/abs/1902.05509).
+
+  Attributes:
+    size: number of rows.
+    seed: seed of the order.
+    count: number of times.
+  """
+
+  size: int
+  seed: int
+  count: int
+
+  @property
+  def identity(self) -> object:
+    return ('repeated', self.count)
+
+  def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a number of its own as the epoch of each copy, so that the draws differ."""
+    places, copies = np.divmod(np.arange(numbers.start, numbers.stop), self.count)
+    epochs, indices = shuffled(places, self.size, self.seed)
+    return epochs * self.count + copies, indices
 
 
 class Batches:

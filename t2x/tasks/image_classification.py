@@ -17,7 +17,7 @@ from t2x.data import (
   PrepareImage,
   channel_statistics,
 )
-from t2x.data.batches import Transform
+from t2x.data.batches import Repeated, Transform
 from t2x.data.images import UNLABELLED
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
@@ -45,6 +45,8 @@ class ImageClassification(Classification):
     augmentation: augments training images before padded crops, flips and normalisation; one part or a list of parts,
       which are applied in order; None: no augmentation.
     normalised_augmentation: augments the normalised training images, in order.
+    repeats: number of times that an image is in a training batch, with different draws of crops, flips and augmentations
+      (repeated augmentation, https://arxiv.org/abs/1902.05509).
     mixing: mixes the images and the labels of a training batch; None: no mixing.
     patch_sizes: patch sizes of a flexible model (`FlexibleVisionTransformer`) in training: each step draws one for all of its
       images. The step is one program with a branch for each. Empty: the size that the model has.
@@ -59,6 +61,7 @@ class ImageClassification(Classification):
   eval_crop: Crop | None = None
   augmentation: Augmentation | Sequence[Augmentation] | None = None
   normalised_augmentation: Sequence[Augmentation] = ()
+  repeats: Size = 1
   mixing: Mixing | None = None
   patch_sizes: Sequence[Size] = ()
 
@@ -109,6 +112,22 @@ class ImageClassification(Classification):
       steps += [chosen] if isinstance(chosen, Augmentation) else chosen
     after = self.normalised_augmentation if train else ()
     return Chain((*steps, prepare, *after)) if steps or after else prepare
+
+  def order(self, rows, batch_size, seed):
+    """Returns the order with each image `repeats` times in its batch.
+
+    Raises:
+      UserError: `repeats` does not divide the size of a batch, or nothing is drawn for an image.
+    """
+    if self.repeats == 1:
+      return None
+    random = self.train_crop or self.augmentation or self.normalised_augmentation
+    if batch_size % self.repeats or not (random or self.crop_padding or self.flip):
+      raise UserError(
+        f'ImageClassification.repeats = {self.repeats} must divide the {batch_size} images of a batch, and needs random '
+        'crops, flips or augmentations, so that the copies of an image differ: change or remove it'
+      )
+    return Repeated(len(rows), seed, self.repeats)
 
   def statistics(self, num_examples: int = 1000) -> str:
     """Returns the `mean` and `std` of the channels of training images, as settings.

@@ -7,10 +7,12 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-from t2x.data import Digits, RandomErasing
+from t2x.base.errors import UserError
+from t2x.data import ColourJitter, Digits, RandomErasing
+from t2x.data.colour_jitter import adjusted
 from t2x.data.rand_augment import LARGEST, operations
 from t2x.models import Output
-from t2x.tasks import ImageClassification, MixUp
+from t2x.tasks import CutMix, ImageClassification, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 reason = "the extra 'references' is not installed"
@@ -96,6 +98,44 @@ def test_mixup_equals_timm(smoothing, monkeypatch, compared):
   compared('MixUp', 'timm', batch['image'], x.numpy(), rtol=1e-6, atol=1e-6)
   total, weight = task.sums(Linear(), batch, key).metrics['loss']
   compared('MixUp', 'timm', total / weight, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize('share', [0.3, 0.9])
+def test_cutmix_equals_timm(share, monkeypatch, compared):
+  """The second rectangle is cut off at the border."""
+  places = (3, 5) if share < 0.5 else (0, 8)
+  monkeypatch.setattr(jax.random, 'beta', lambda key, a, b, shape: jnp.full(shape, share))
+  monkeypatch.setattr(jax.random, 'permutation', lambda key, n: jnp.arange(n)[::-1])
+  centres = jnp.array([(place + 0.5) / side for place, side in zip(places, (8, 9), strict=True)])
+  monkeypatch.setattr(jax.random, 'uniform', lambda key, shape: centres)
+  theirs = mixup.Mixup(mixup_alpha=0.0, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=10)
+  monkeypatch.setattr(theirs, '_params_per_batch', lambda: (share, True))
+  drawn = iter(places)
+  monkeypatch.setattr(mixup.np.random, 'randint', lambda low, high, size=None: next(drawn))
+  images = rng.normal(size=(6, 8, 9, 1)).astype(np.float32)
+  x, target = theirs(torch.tensor(images.transpose(0, 3, 1, 2)), torch.arange(6))
+  found, other, part = CutMix()(jnp.asarray(images), jax.random.key(0))
+  compared(None, 'timm', found, x.numpy().transpose(0, 2, 3, 1), rtol=0, atol=0)
+  part = float(part[0])
+  labels = part * np.eye(10)[:6] + (1 - part) * np.eye(10)[np.asarray(other)]
+  compared(None, 'timm', labels, target.numpy(), rtol=1e-6, atol=1e-6)
+  assert 0 < part < 1
+  assert part != pytest.approx(share, abs=1e-3)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+@pytest.mark.parametrize('name', ['brightness', 'contrast', 'saturation'])
+def test_colour_jitter_equals_torchvision(name, channels, compared):
+  functional = pytest.importorskip('torchvision.transforms.functional', reason=reason)
+  if (name, channels) == ('saturation', 1):
+    with pytest.raises(UserError, match='saturation needs three'):
+      ColourJitter(saturation=0.5)({'image': np.zeros((2, 2, 1), np.uint8)}, rng)
+    return
+  image = rng.integers(0, 256, (32, 24, channels)).astype(np.uint8)
+  for factor in (0.0, 0.37, 1.0, 1.8):
+    theirs = getattr(functional, f'adjust_{name}')(torch.tensor(image.transpose(2, 0, 1)), factor)
+    expected = theirs.numpy().transpose(1, 2, 0)
+    compared(None, 'torchvision', adjusted(name, image, factor), expected, atol=0)
 
 
 class Draws:

@@ -14,6 +14,7 @@ from t2x.data import (
   Batches,
   CentralCrop,
   Chain,
+  ColourJitter,
   CropAndResize,
   Digits,
   InOrder,
@@ -165,3 +166,39 @@ def test_shipped_tasks_choose_by_validation_images_and_report_test_images(name):
   assert {'train', 'validation', 'test'} <= {*experiment.task.source.splits()}
   evaluator = experiment.evaluations['test']
   assert (evaluator.split, evaluator.every) == ('test', 0), 'in the last evaluation only'
+
+
+def test_repeated_images_differ_in_their_draws_and_are_in_one_batch():
+  task = dataclasses.replace(TASK, repeats=3)
+  rows = task.rows('train')
+  batches = task.batches(rows, batch_size=6, seed=1)
+  plain = TASK.batches(rows, batch_size=2, seed=1)
+  assert batches.fingerprint != TASK.batches(rows, batch_size=6, seed=1).fingerprint
+  seen = []
+  for step in range(12):
+    batch, (epochs, indices) = batches[step], batches.indices(step)
+    np.testing.assert_array_equal(indices, np.repeat(plain.indices(step)[1], 3))
+    np.testing.assert_array_equal(batch['label'], np.repeat(plain[step]['label'], 3))
+    # Two crops of a small image may be equal.
+    assert len(np.unique(batch['image'], axis=0)) >= 4
+    seen += list(zip(epochs.tolist(), indices.tolist(), strict=True))
+  # Each copy in each epoch has a random generator of its own.
+  assert len(set(seen)) == len(seen) == 72
+  for bad in ({'repeats': 4}, {'repeats': 3, 'train_crop': None, 'flip': False}):
+    with pytest.raises(UserError, match=r'ImageClassification\.repeats = . must divide'):
+      dataclasses.replace(TASK, **bad).batches(rows, batch_size=6, seed=1)
+
+
+def test_colour_jitter_draws_the_order_and_the_strength():
+  row = {'image': np.random.default_rng(0).integers(0, 256, (4, 4, 3)).astype(np.uint8)}
+  jitter = ColourJitter(brightness=0.3, contrast=0.2, saturation=0.5)
+  images = [jitter(row, np.random.default_rng(seed))['image'] for seed in range(6)]
+  assert len({image.tobytes() for image in images}) == 6
+  for factor in (
+    jitter(row | {'image': np.full((2, 2, 3), 100, np.uint8)}, np.random.default_rng(s))
+    for s in range(20)
+  ):
+    # Grey pixels of equal brightness have neither contrast nor saturation.
+    assert 69 <= factor['image'].min() <= factor['image'].max() <= 130
+  with pytest.raises(UserError, match='changes nothing'):
+    ColourJitter()

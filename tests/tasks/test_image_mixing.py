@@ -11,7 +11,7 @@ from t2x.data import Chain, Digits, PrepareImage, RandAugment
 from t2x.layers import named_key
 from t2x.layers.keys import row_keys
 from t2x.models import Output
-from t2x.tasks import ImageClassification, Mixture, MixUp
+from t2x.tasks import AnyMixing, CutMix, ImageClassification, Mixture, MixUp
 
 DIGITS = {'source': Digits(), 'image_shape': (4, 4, 1), 'num_classes': 7}
 rng = np.random.default_rng(0)
@@ -117,3 +117,24 @@ def test_only_training_mixes_and_augments():
   assert first != plain.sums(Straight(), batch(), key).metrics['loss'][0]
   assert task.transform(train=False) == plain.transform(train=False)
   assert task.transform(train=True) == Chain((RandAugment(), PrepareImage()))
+
+
+def test_one_of_several_parts_mixes_a_batch():
+  parts = MixUp(alpha=1.0), CutMix()
+  mix, images = AnyMixing(parts=parts), jnp.asarray(IMAGES)
+  drawn = set()
+  for seed in range(8):
+    key = jax.random.key(seed)
+    found = mix(images, key)[0]
+    each = [part(images, named_key(key, 'mixing'))[0] for part in parts]
+    drawn.add(next(i for i, one in enumerate(each) if np.allclose(one, found, atol=1e-6)))
+  assert drawn == {0, 1}
+
+
+def test_labels_of_a_cut_image_weigh_as_much_as_its_pixels():
+  images = jnp.arange(3.0)[:, None, None, None] * jnp.ones((1, 7, 9, 1))
+  for seed in range(6):
+    mixed, other, share = CutMix()(images, jax.random.key(seed))
+    for i in range(3):
+      expected = float(share[0]) * i + (1 - float(share[0])) * int(other[i])
+      np.testing.assert_allclose(mixed[i].mean(), expected, atol=1e-5)
