@@ -67,7 +67,8 @@ class InitFrom:
   that must match the full name ('head.*' matches all parameters of the head).
 
   Attributes:
-    run: folder of the other run.
+    run: folder of the other run; '{seed}' in it is replaced by `Trainer.seed`, so that each seed of a sweep starts from
+      a run of its own.
     checkpoint: 'best', 'last', or a step. If it is corrupt, the previous checkpoint is loaded.
     include: patterns of parameters of the new model to load.
     exclude: patterns of parameters of the new model to keep as initialised.
@@ -91,6 +92,10 @@ class InitFrom:
         raise UserError(f'InitFrom.{field} must be a list of patterns: write it in [ ]')
       for pattern in getattr(self, field):
         check_pattern(f'InitFrom.{field}', pattern)
+
+  def of_seed(self, seed: int) -> 'InitFrom':
+    """Returns the settings with the run of a seed."""
+    return dataclasses.replace(self, run=self.run.replace('{seed}', str(seed)))
 
   def plan(
     self,

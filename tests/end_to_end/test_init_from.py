@@ -46,10 +46,12 @@ def evaluations(folder):
   return [line for line in lines if line['split'] == 'eval']
 
 
-def test_the_first_evaluation_is_the_last_one_of_the_other_run(
+def test_the_first_evaluation_is_the_last_one_of_the_run_of_its_seed(
   first, experiment, t2x, tmp_path, caplog
 ):
-  config, folder = experiment('image_classification', STILL.format(run=first)), tmp_path / 'second'
+  (tmp_path / 'first-3').symlink_to(first)
+  extra = STILL.format(run=tmp_path / 'first-{seed}') + 'Trainer.seed = 3\n'
+  config, folder = experiment('image_classification', extra), tmp_path / 'second'
   code, out, err = t2x('check', config)
   assert code == 0, err
   assert 'initialised from step 4' in out

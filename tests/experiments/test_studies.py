@@ -45,6 +45,13 @@ SWEEPS = {
   'few_labels/labels_100': (2, 3),
   'few_labels/labels_1000': (2, 3),
   'few_labels/labels_8000': (2, 3),
+  'objectives/pretraining': (7, 3),
+  'objectives/pretraining_rates': (7, 1),
+  'objectives/pretraining_full': (7, 5),
+  'objectives/sentiment': (9, 3),
+  'objectives/sentiment_full': (9, 5),
+  'objectives/words': (9, 3),
+  'objectives/words_full': (9, 5),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes; MiniLM.
@@ -65,6 +72,11 @@ NIGHTLY = {
   'few_labels/labels_100',
   'few_labels/labels_1000',
   'few_labels/labels_8000',
+  'objectives/pretraining_rates',
+  'objectives/pretraining_full',
+  'objectives/sentiment',
+  'objectives/sentiment_full',
+  'objectives/words_full',
 }
 # Sweeps whose variants differ in numbers or tokenizers, of which the first and the last are checked with every commit.
 NUMBERS = {
