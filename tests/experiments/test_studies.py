@@ -45,13 +45,12 @@ SWEEPS = {
   'few_labels/labels_100': (2, 3),
   'few_labels/labels_1000': (2, 3),
   'few_labels/labels_8000': (2, 3),
-  'objectives/pretraining': (7, 3),
-  'objectives/pretraining_rates': (7, 1),
-  'objectives/pretraining_full': (7, 5),
-  'objectives/sentiment': (9, 3),
-  'objectives/sentiment_full': (9, 5),
-  'objectives/words': (9, 3),
-  'objectives/words_full': (9, 5),
+  'objectives/pretraining': (8, 3),
+  'objectives/pretraining_full': (8, 5),
+  'objectives/sentiment': (10, 3),
+  'objectives/sentiment_full': (10, 5),
+  'objectives/words': (10, 3),
+  'objectives/words_full': (10, 5),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes; MiniLM.
@@ -72,7 +71,6 @@ NIGHTLY = {
   'few_labels/labels_100',
   'few_labels/labels_1000',
   'few_labels/labels_8000',
-  'objectives/pretraining_rates',
   'objectives/pretraining_full',
   'objectives/sentiment',
   'objectives/sentiment_full',
@@ -116,9 +114,17 @@ def test_every_variant_resolves_at_every_point(name):
   assert len({repr(config) for config in configs.values()}) == len(configs)
 
 
-@pytest.mark.parametrize('name', ['rates', 'number_and_k'])
-def test_the_sweeps_of_experts_share_trials(name):
-  sweep, other = sweep_of('experts/sweep'), sweep_of(f'experts/{name}')
+@pytest.mark.parametrize(
+  ('whole', 'name'),
+  [
+    ('experts/sweep', 'experts/rates'),
+    ('experts/sweep', 'experts/number_and_k'),
+    ('objectives/sentiment', 'objectives/sentiment_pairs'),
+    ('objectives/words', 'objectives/words_pairs'),
+  ],
+)
+def test_sweeps_of_a_study_share_trials(whole, name):
+  sweep, other = sweep_of(whole), sweep_of(name)
   trials = {(arm.variant, arm.files, arm.bindings) for arm in sweep.arms()}
   assert trials.issuperset((arm.variant, arm.files, arm.bindings) for arm in other.arms())
   assert {*sweep.seed_list} <= {*other.seed_list}
