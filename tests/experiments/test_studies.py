@@ -76,7 +76,8 @@ NIGHTLY = {
   'objectives/sentiment_full',
   'objectives/words_full',
 }
-# Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked with every commit.
+# Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked with every
+# commit.
 NUMBERS = {
   'vit_regularisation/sweep',
   'attention_basics/heads',
