@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t2x.base.errors import UserError, first_line
+from t2x.base.external_files import read_json
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, ClassSource
 from t2x.data.sources.digests import digest_of
@@ -30,37 +31,46 @@ SAMPLED = 64
 class ImageFolder(LocalSource, ClassSource):
   """Images in FOLDER/CLASS/*.jpg (or .png, ...), with `image` uint8 [height, width, channels] and `label`.
 
-  Labels are the positions of the sorted names of the train split's classes. Images are decoded when
-  they are used, in their own sizes: `Resized` makes them equal. Hidden files are ignored.
+  Labels are the positions of the sorted names of the train split's classes, or those of an imported classifier. Images are
+  decoded when they are used, in their own sizes: `Resized` makes them equal. Hidden files are ignored.
 
   Attributes:
+    labels: JSON file whose `id2label` names the class of each label, of which the folders may be a part: hub/config.json of
+      an imported run. None: sorted names.
     train: folder of the split, with a folder per class.
     validation: folder of the split; None: no such split.
     test: folder of the split; None: no such split.
     channels: 3 converts images to RGB, 1 to shades of grey.
   """
 
+  labels: str | None = None
   channels: Literal[1, 3] = 3
 
   def load(self, split: str) -> 'FolderImages':
     """Returns the images of a split, of which only the names are in memory.
 
     Raises:
-      UserError: a folder cannot be read, has no classes, has a class that the train split lacks or
+      UserError: a folder cannot be read, has no classes, has a class that the train split or `labels` lacks or
         a class without images, or contains a file that is no image.
     """
     folder = self._folder(split)
     classes = self.class_names()
     names = {name: _image_names(folder / name) for name in _class_names(folder)}
     if unknown := sorted(names.keys() - {*classes}):
+      where = f"train = '{self.train}'" if self.labels is None else f"labels = '{self.labels}'"
+      raise UserError(f"{folder} has the class '{unknown[0]}', which ImageFolder.{where} lacks")
+    if self.labels and (several := [name for name in names if classes.count(name) > 1]):
       raise UserError(
-        f"{folder} has the class '{unknown[0]}', which ImageFolder.train = '{self.train}' lacks"
+        f"ImageFolder.labels = '{self.labels}' has several classes '{several[0]}', as {folder} has: give them names of "
+        'their own'
       )
     files = [names.get(name, np.array([], 'S')) for name in classes]
     return FolderImages(folder, classes, files, self.channels)
 
   def class_names(self) -> list[str]:
-    """Returns the names of the folders of the train split."""
+    """Returns the name of each class."""
+    if self.labels is not None:
+      return _named_labels(Path(self.labels))
     return _class_names(self._folder('train'))
 
   def fingerprint(self) -> str:
@@ -121,6 +131,16 @@ class FolderImages(BulkExamples):
   def label_values(self):
     """Returns the labels of all classes; the split may lack some."""
     return set(range(len(self.classes)))
+
+
+def _named_labels(path: Path) -> list[str]:
+  names = read_json(path).get('id2label')
+  wanted = map(str, range(len(names) if isinstance(names, dict) else 0))
+  if not isinstance(names, dict) or not names or {*names} != {*wanted}:
+    raise UserError(
+      f"{path} has no id2label with the labels '0', '1', ...: name the class of each label"
+    )
+  return [str(names[str(label)]) for label in range(len(names))]
 
 
 def _class_names(folder: Path) -> list[str]:

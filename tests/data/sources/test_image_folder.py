@@ -1,11 +1,13 @@
 """Images in one folder per class."""
 
+import json
 import pickle
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from t2x.base.errors import UserError
 from t2x.data import ImageFolder, PrepareImage, Resized, label_values
 
 
@@ -44,6 +46,31 @@ def test_labels_are_of_sorted_classes_of_the_train_split(source):
   assert only['label'] == 1
   assert only['image'].shape == (3, 3, 3)
   assert label_values(train) == label_values(source.load('test')) == {0, 1, 2}
+
+
+def test_labels_of_an_imported_classifier_are_found_by_name(folder):
+  path = folder / 'config.json'
+  path.write_text(json.dumps({'id2label': {'2': 'cat', '0': 'é', '3': 'wolf', '1': 'dog'}}))
+  source = ImageFolder(train=str(folder / 'train'), labels=str(path))
+  assert [e['label'] for e in source.load('train')] == [0, 0, 1, 1, 2, 2]
+  np.testing.assert_array_equal(source.load('train')[0]['image'], picture(20))
+  assert source.load('train').label_values() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+  ('labels', 'told'),
+  [
+    ({'0': 'cat', '1': 'dog'}, "has the class 'é', which ImageFolder.labels = "),
+    ({'0': 'cat', '1': 'dog', '2': 'é', '3': 'dog'}, "has several classes 'dog'"),
+    ({'1': 'cat', '2': 'dog', '3': 'é'}, 'has no id2label'),
+  ],
+)
+def test_labels_that_do_not_name_each_folder_are_refused(folder, labels, told):
+  path = folder / 'config.json'
+  path.write_text(json.dumps({'id2label': labels}))
+  with pytest.raises(UserError) as caught:
+    ImageFolder(train=str(folder / 'train'), labels=str(path)).load('train')
+  assert told in str(caught.value)
 
 
 def test_images_can_be_read_in_any_order_and_process(source):
