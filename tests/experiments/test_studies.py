@@ -45,12 +45,12 @@ SWEEPS = {
   'few_labels/labels_100': (2, 3),
   'few_labels/labels_1000': (2, 3),
   'few_labels/labels_8000': (2, 3),
-  'objectives/pretraining': (8, 3),
-  'objectives/pretraining_full': (8, 5),
-  'objectives/sentiment': (10, 3),
-  'objectives/sentiment_full': (10, 5),
-  'objectives/words': (10, 3),
-  'objectives/words_full': (10, 5),
+  'objectives/pretraining': (10, 3),
+  'objectives/pretraining_full': (10, 5),
+  'objectives/sentiment': (12, 3),
+  'objectives/sentiment_full': (12, 5),
+  'objectives/words': (12, 3),
+  'objectives/words_full': (12, 5),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes; MiniLM.
