@@ -160,7 +160,7 @@ def test_the_pre_norm_sweep_reuses_trials():
 def variants():
   """The cases (sweep, variant), some of which are nightly."""
   for name in SWEEPS:
-    names = list(sweep_of(name).variants)
+    names = sweep_of(name).names
     for variant in names:
       is_rare = name in NIGHTLY or (name in NUMBERS and variant not in (names[0], names[-1]))
       yield pytest.param(name, variant, marks=[pytest.mark.nightly] if is_rare else [])
