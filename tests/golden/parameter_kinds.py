@@ -179,6 +179,15 @@ PARTS = [
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
   partial(
+    models.FlexibleVisionTransformer,
+    d_model=W,
+    embedding=partial(layers.FlexiblePatches, kernel_size=2),
+    positions=layers.NoPositions,
+    body=partial(models.Encoder, stack=STACK),
+    pool=models.first_token,
+    head=partial(models.Classifier, num_classes=3),
+  ),
+  partial(
     models.DistilledVisionTransformer,
     d_model=W,
     embedding=partial(PATCHES, num_registers=1),
