@@ -18,6 +18,7 @@ from t2x.layers.constraints import constrain
 from t2x.models import Output
 from t2x.models.losses import cross_entropy
 from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.losses import present_tokens
 from t2x.tasks.text import JoinedDocuments
 
 __all__ = [
@@ -250,13 +251,6 @@ class DistillableTask(Task):
 def _hidden(name: str) -> str:
   """Returns the name of the loss term of a loss in `Distillation.hidden`."""
   return f'distillation_{name}'
-
-
-def present_tokens(batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length']:
-  """Returns the weights of the tokens of text rows: 0 for padding, otherwise 1 times the loss weight of the row."""
-  present = (batch['segments'] != 0).astype(jnp.float32)
-  rows = batch.get('loss_weight')
-  return present if rows is None else present * rows[:, None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

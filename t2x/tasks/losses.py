@@ -1,7 +1,7 @@
 """Losses and metrics of classification tasks; the cross-entropy is in `t2x.models.losses`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -63,3 +63,10 @@ def f1_sums(
     hits = (is_predicted * (labels == number)).sum()
     sums[f'f1/{name}'] = (2 * hits, is_predicted.sum() + is_label.sum())
   return sums
+
+
+def present_tokens(batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length']:
+  """Returns the weights of the tokens of text rows: 0 for padding, otherwise 1 times the loss weight of the row."""
+  present = (batch['segments'] != 0).astype(jnp.float32)
+  rows = batch.get('loss_weight')
+  return present if rows is None else present * rows[:, None]

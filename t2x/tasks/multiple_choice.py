@@ -14,7 +14,8 @@ from t2x.base.ranges import NonEmpty, Range, Text
 from t2x.data import Choice
 from t2x.layers import named_key
 from t2x.models.losses import classification_sums
-from t2x.tasks.distillation import DistillableTask, present_tokens
+from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.losses import present_tokens
 from t2x.tasks.several_texts import TextsTask
 
 __all__ = ['MultipleChoice']

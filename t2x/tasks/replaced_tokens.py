@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative
@@ -13,6 +13,7 @@ from t2x.layers import named_key
 from t2x.models import Output, TextModel
 from t2x.models.language_model import select
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput, check_columns
+from t2x.tasks.losses import present_tokens
 
 __all__ = ['ReplacedTokenDetection']
 
@@ -53,7 +54,7 @@ class ReplacedTokenDetection(Auxiliary):
 
   def term_weight(self, batch, weights):
     """Returns the number of tokens that are not padding."""
-    return _present(batch).sum()
+    return present_tokens(batch).sum()
 
   def __call__(self, model, out, batch, weights, key):
     """Returns the loss term and the metrics."""
@@ -61,7 +62,7 @@ class ReplacedTokenDetection(Auxiliary):
     ids = _put(batch['tokens'], self.samples(model, out, batch, key), batch)
     types = batch['types'] if model.spec.num_types else None
     detected = model.detect(ids, tokens=out.tokens, types=types, key=named_key(key, 'detect'))
-    replaced, present = ids != original, _present(batch)
+    replaced, present = ids != original, present_tokens(batch)
     # The cross-entropy of sigmoid(x): log(1 + exp(-x)) for replaced tokens, log(1 + exp(x)) for others.
     losses = jax.nn.softplus(jnp.where(replaced, -detected.x, detected.x)) * present
     found, total, count = detected.x > 0, present.sum(), (replaced * present).sum()
@@ -109,10 +110,3 @@ def _put(
   return jax.vmap(lambda row, places, values: row.at[places].set(values, mode='drop'))(
     tokens, places, values
   )
-
-
-def _present(batch: Mapping[str, Array]) -> Float[Array, 'batch length']:
-  """Returns the weight of each token, 0 for padding."""
-  present = (batch['segments'] != 0).astype(jnp.float32)
-  rows = batch.get('loss_weight')
-  return present if rows is None else present * rows[:, None]

@@ -13,9 +13,9 @@ from t2x.base.ranges import TunableRate
 from t2x.data import LabelledTexts
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary
-from t2x.tasks.distillation import DistillableTask, present_tokens
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelTask
-from t2x.tasks.losses import f1_sums
+from t2x.tasks.losses import f1_sums, present_tokens
 from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['SequenceClassification']
