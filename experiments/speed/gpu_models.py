@@ -14,7 +14,8 @@ MEMORY_BANDWIDTH = {
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A GPT-2: width, layers, heads, tokens per row, rows per step, rows of the embedding table."""
+  """A GPT-2: width, layers, heads, tokens per row, rows per step, rows of the embedding table; and the number of experts of a
+  layer, of which each token chooses two of half the hidden width, so that the FLOPs are those of the dense model. 0: no experts."""
 
   width: int
   layers: int
@@ -22,10 +23,11 @@ class Size:
   length: int
   batch: int
   vocab: int = 50304
+  experts: int = 0
 
   @property
   def matrices(self) -> int:
-    """Parameters in matrices."""
+    """Parameters in matrices that a token uses, without routers."""
     return 12 * self.layers * self.width**2 + self.vocab * self.width
 
   def flops(self, all_pairs: bool = False) -> float:
@@ -83,14 +85,29 @@ def language_model(size: Size):
   """Returns a constructor of the model."""
   import functools
 
-  from t2x.layers import MLP, LearnedPositions, MultiHeadAttention, PreNorm, TokenEmbedding, gelu
+  from t2x.layers import (
+    MLP,
+    Dropless,
+    LearnedPositions,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    PreNorm,
+    TokenEmbedding,
+    gelu,
+  )
   from t2x.models import Block, Decoder, LanguageModel, Stack, TiedHead
 
   part = functools.partial
+  feed_forward = part(MLP, hidden_dim=4 * size.width, activation=gelu)
+  if size.experts:
+    expert = part(MLP, hidden_dim=2 * size.width, activation=gelu)
+    feed_forward = part(
+      MixtureOfExperts, num_experts=size.experts, expert=expert, dispatch=Dropless()
+    )
   block = part(
     Block,
     mixer=part(MultiHeadAttention, num_heads=size.heads),
-    feed_forward=part(MLP, hidden_dim=4 * size.width, activation=gelu),
+    feed_forward=feed_forward,
     wiring=PreNorm,
   )
   return part(

@@ -197,6 +197,7 @@ def sections(smoke: bool) -> dict:
     'train 350M': lambda name: training(name, sizes['350M'], steps // 2),
     'train 1.3B': lambda name: training(name, sizes['1.3B'], steps // 2),
     'packed 124M': lambda name: training(name, small, steps // 2, packed=True),
+    'experts 124M': lambda name: training(name, dataclasses.replace(small, experts=8), steps // 2),
     'torch 124M': lambda name: torch_training(name, small, steps // 2),
     'torch 350M': lambda name: torch_training(name, sizes['350M'], steps // 2),
   }
