@@ -70,6 +70,7 @@ from t2x.layers.norms import *
 from t2x.layers.parameters import *
 from t2x.layers.patterns.algebra import *
 from t2x.layers.patterns.big_bird import *
+from t2x.layers.patterns.grid import *
 from t2x.layers.patterns.ordered import *
 from t2x.layers.patterns.sparse import *
 from t2x.layers.positions.combined import *

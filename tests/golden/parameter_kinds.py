@@ -58,6 +58,7 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
 
 PARTS = [
   *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
+  *_width(layers.GatedMLP, hidden_dim=32, use_bias=True),
   *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
   *_experts(layers.TopK, layers.ExpertChoice, partial(layers.TopK, bias=layers.LoadBias)),
   *_width(layers.TokenShift, sublayer=ATTENTION),
@@ -121,6 +122,7 @@ PARTS = [
   *_width(layers.Sinusoidal, layers.SinusoidalGrid, layers.GridRoPE),
   *_width(layers.LearnedGrid, height=2, width=2),
   *_width(layers.GridBias, layers.LogGridBias, num_heads=H, height=2, width=2),
+  *_width(layers.QuadraticGridBias, num_heads=H),
   *_width(layers.Windowed, mixer=ATTENTION, size=2),
   *_width(layers.LearnedPositions, max_length=N),
   *_width(layers.ALiBi, num_heads=H),
@@ -165,6 +167,7 @@ PARTS = [
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
   *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
   partial(models.MaskedLMHead, W, V),
+  partial(models.MaskedLMHead, W, V, embedding_dim=4, norm=layers.RMSNorm),
   partial(models.MixtureOfSoftmaxes, W, V, num_softmaxes=2),
   partial(models.MultiTokenHead, W, V, body=partial(models.Decoder, stack=STACK)),
   partial(models.Pooler, W, V),

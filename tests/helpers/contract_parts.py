@@ -71,6 +71,7 @@ from t2x.layers import (
   Plus,
   PowerNorm,
   PredictionHeads,
+  QuadraticGridBias,
   Recurrent,
   RecurrentDecoder,
   RelativeSinusoids,
@@ -141,6 +142,11 @@ PARTS = {
     'grid': (4, 3),
   },
   'rotations by row and column': {'build': attention, 'encoding': GridRoPE, 'grid': (4, 3)},
+  'offsets of rows and columns': {
+    'build': attention,
+    'encoding': part(QuadraticGridBias, num_heads=4),
+    'grid': (4, 3),
+  },
   'convolutions of a grid': {
     'build': part(
       GridBranch,

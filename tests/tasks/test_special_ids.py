@@ -137,7 +137,7 @@ def test_masks_are_the_models_own(task_of):
   assert np.mean(seen == tokenizer.mask_id) == pytest.approx(0.8, abs=0.1)
   assert not tokenizer.special[seen[seen != tokenizer.mask_id]].any()
   causal = task_of(MaskedLM, 'gpt2', length=32)
-  with pytest.raises(UserError, match='needs a tokenizer with a mask token'):
+  with pytest.raises(UserError, match='need a tokenizer with a mask token'):
     causal.bound(causal.fit_tokenizer()).transform(train=True)
 
 

@@ -33,6 +33,9 @@ from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['And', 'Causal', 'Full', 'Global', 'Marked', 'Not', 'Or', 'Pattern', 'Prefix', 'Window']
 
+# Fields of `Tokens` that a row of a given length may have or not.
+OF_DATA = frozenset({'coords', 'grid', 'order'})
+
 
 class Pattern(abc.ABC):
   """Predicate over (query token, key token): whether the query may see the key.
@@ -87,13 +90,13 @@ class Pattern(abc.ABC):
   def is_causal(self, length: int, marks: Collection[str] = ()) -> bool:
     """Returns whether no query in a row of `length` tokens sees a later key.
 
-    Returns False if this depends on the data (`order`, `coords`).
+    Returns False if this depends on the data (`order`, `coords`, `grid`).
 
     Args:
       length: number of tokens.
       marks: names of marks that any token may have; no token has other marks.
     """
-    if self.reads & {'coords', 'order'}:
+    if self.reads & OF_DATA:
       return False
     marks = [name for name in marks if f'marks.{name}' in self.reads]
     for _, q, k in self._shown_tiles(length, has_marks=bool(marks)):
@@ -107,9 +110,9 @@ class Pattern(abc.ABC):
   def visible(self, length: int) -> int:
     """Counts the pairs of query and key that a row of one segment without marks shows.
 
-    Patterns that depend on the data (`order`, `coords`) count as if they showed all pairs.
+    Patterns that depend on the data (`order`, `coords`, `grid`) count as if they showed all pairs.
     """
-    if self.reads & {'coords', 'order'}:
+    if self.reads & OF_DATA:
       return length**2
     if self.relative:
       offsets = np.arange(1 - length, length)

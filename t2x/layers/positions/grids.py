@@ -1,7 +1,8 @@
 """Position encodings of image patches: a learned table that is interpolated for other image sizes (ViT,
 https://arxiv.org/abs/2010.11929), sines and cosines of row and column (MoCo v3, MAE), a bias on the scores by the
-offset in rows and columns (Swin), or rotations by row and column (DINOv3)."""
+offset in rows and columns (Swin; convolution by attention), or rotations by row and column (DINOv3)."""
 
+import functools
 import math
 from typing import Literal
 
@@ -24,6 +25,7 @@ __all__ = [
   'GridRoPE',
   'LearnedGrid',
   'LogGridBias',
+  'QuadraticGridBias',
   'SinusoidalGrid',
   'resize_grid',
 ]
@@ -188,7 +190,7 @@ class GridBias(PositionEncoding):
         f'{q_tokens.num_extra} before it: raise {name}.height and {name}.width, or use it in Windowed'
       )
     (q_row, q_column), (k_row, k_column) = (
-      jnp.divmod(tokens.positions, grid[1]) for tokens in (q_tokens, k_tokens)
+      _rows_columns(tokens) for tokens in (q_tokens, k_tokens)
     )
     rows = q_row[:, :, None] - k_row[:, None] + self.height - 1
     columns = q_column[:, :, None] - k_column[:, None] + self.width - 1
@@ -240,6 +242,55 @@ class LogGridBias(GridBias):
     return 16 * jax.nn.sigmoid(self.down(jax.nn.relu(self.up(inputs))))
 
 
+class QuadraticGridBias(PositionEncoding):
+  """Bias -s |d - c|^2 on the scores, where d is the offset key - query in rows and columns, with a learned centre c and sharpness s
+  of each head (Cordonnier et al. 2020, https://arxiv.org/abs/1911.03584, section 3).
+
+  With scores of the bias alone, K^2 heads with the centres of a K x K kernel become a convolution as s grows; a centre beyond
+  the edge of the grid selects the nearest patch instead of a zero.
+
+  Args:
+    num_heads: number of heads of the attention.
+    sharpness: initial s.
+    init: initialiser of the centres [num_heads, 2], in patches.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    sharpness: Positive = 1.0,
+    init: Initializer = normal(2.0),
+    rngs: nnx.Rngs,
+  ):
+    make = functools.partial(param, rngs=rngs, kind='vector', keep_float32=True)
+    self.centres = make(init, (num_heads, 2), ('heads', 'coords'))
+    self.sharpness = make(nnx.initializers.constant(sharpness), (num_heads,), ('heads',))
+
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    """Returns the bias of each head.
+
+    Raises:
+      UserError: the tokens are not those of a grid of rows and columns, without others before it.
+    """
+    grid = q_tokens.grid
+    if grid is None or len(grid) != 2 or k_tokens.grid != grid or q_tokens.num_extra:
+      raise UserError(
+        f'QuadraticGridBias has offsets in a grid of rows and columns, but the tokens have the grid {grid} and '
+        f'{q_tokens.num_extra} before it: use patches without class token and registers'
+      )
+    offsets = [
+      (k_place[:, None] - q_place[:, :, None])[:, None].astype(Dtypes.softmax)
+      for q_place, k_place in zip(*(_rows_columns(t) for t in (q_tokens, k_tokens)), strict=True)
+    ]
+    centres, sharpness = (a[...].astype(Dtypes.softmax) for a in (self.centres, self.sharpness))
+    distance = sum(
+      jnp.square(offset - centres[None, :, i, None, None]) for i, offset in enumerate(offsets)
+    )
+    return -sharpness[None, :, None, None] * distance
+
+
 class GridRoPE(PositionEncoding):
   """Rotary encoding of rows and columns: rotates half of the pairs of features of queries and keys by the row of the
   patch, the other half by its column (DINOv3, https://arxiv.org/abs/2508.10104; RoPE-ViT,
@@ -280,6 +331,11 @@ class GridRoPE(PositionEncoding):
     )
     angles = jnp.where(index[..., None] < 0, 0, angles.astype(jnp.float32))
     return rotate_pairs(x, angles[:, :, None])
+
+
+def _rows_columns(tokens: Tokens) -> tuple[Array, Array]:
+  assert tokens.grid is not None
+  return jnp.divmod(tokens.positions, tokens.grid[1])
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
