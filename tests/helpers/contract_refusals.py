@@ -41,6 +41,11 @@ REFUSED = {
     'packed rows equal separate rows',
     *DECODING,
   ),
+  'offsets of rows and columns': (
+    'padding is not read',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
   # Rows have one length. Under Causal() it does not read later tokens.
   'gates of a matrix over tokens': (
     'padding is not read',
