@@ -29,13 +29,17 @@ def _same_kind(parts: Iterable[Any]) -> Any:
   return first
 
 
+def _wiring(part: Any) -> Any:
+  return _same_kind(part.wirings.values())
+
+
 def _parts_in_order(part: Any) -> tuple[Any, ...]:
   return tuple(vars(part)[name] for name in part.names)
 
 
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
-  'Block.wiring': lambda part: _same_kind(part.wirings.values()),
+  'Block.wiring': _wiring,
   'DistilledVisionTransformer.d_model': lambda part: part.body.output_dim,
   'EncoderDecoder.d_model': lambda part: part.decoder.output_dim,
   'Encoder.input_dim': lambda part: part.projection.kernel.shape[0],
@@ -69,7 +73,7 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'Sequential.parts': _parts_in_order,
   'Stages.merge': lambda part: _same_kind(part.merges),
   'SublayerBlock.sublayers': lambda part: tuple(part.sublayers.values()),
-  'SublayerBlock.wiring': lambda part: _same_kind(part.wirings.values()),
+  'SublayerBlock.wiring': _wiring,
   'T5Bias.num_heads': lambda part: part.table.shape[-1],
   'TiedHead.scaled': lambda part: part.scale != 1.0,
   'TiedHead.use_bias': lambda part: part.bias is not None,

@@ -223,17 +223,17 @@ def _summed(x: Array, split: Sequence[str | None], besides: Sequence[str]) -> Ar
 
 def _multiply(how: _How, x: Array, matrices: Array, sizes: Array, numbers: Any) -> Array:
   """Multiplies each row with the matrix of its part, or its transpose."""
-  block = how.block
-  if not (has_kernels := _has_kernels(how, x, *matrices.shape[1:])) and not _has_loops(how):
-    with used_rows(how.used):
-      return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
-  axis = numbers.dot_dimension_numbers[0][1][0] - 1
-  part = _part_of_blocks(block, len(x), sizes)
-  if has_kernels:
+  block, axis = how.block, numbers.dot_dimension_numbers[0][1][0] - 1
+  if _has_kernels(how, x, *matrices.shape[1:]):
     # The import of Pallas takes a tenth of a second.
     from t2x.layers.grouped_kernels import block_products
 
+    part = _part_of_blocks(block, len(x), sizes)
     return block_products(x, matrices.astype(x.dtype), part, transposed=axis == 1)
+  if not _has_loops(how):
+    with used_rows(how.used):
+      return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
+  part = _part_of_blocks(block, len(x), sizes)
 
   def add(i: Array, y: Array) -> Array:
     rows = jax.lax.dynamic_slice_in_dim(x, i * block, block)

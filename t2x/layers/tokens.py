@@ -92,6 +92,16 @@ class Tokens:
     return jax.tree.map(lambda x: x[:, None], self)
 
 
+def grid_places(tokens: Tokens) -> tuple[Any, Any, Any]:
+  """Returns the index of each token in its grid of rows and columns, negative for tokens before it, its row and its column.
+
+  The arrays have the shape and the type of `tokens.positions`.
+  """
+  assert tokens.grid is not None
+  index = tokens.positions - tokens.num_extra
+  return index, *divmod(index, tokens.grid[1])
+
+
 def rows_at(table: Array, index: Array, name: str) -> Array:
   """Returns `table[index]`, without clipping indices that are out of range.
 

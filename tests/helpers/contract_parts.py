@@ -110,12 +110,11 @@ from t2x.layers.initializers import building
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)
+offsets = part(QuadraticGridBias, num_heads=4)
 favor = part(FavorPlus, num_features=64)
 experts = part(
   MixtureOfExperts, num_experts=4, expert=part(GatedMLP, hidden_dim=24, dropout_rate=0.1)
 )
-
-# The arguments of `Subject`.
 
 
 def in_both_directions(d_model, *, rngs):
@@ -123,6 +122,7 @@ def in_both_directions(d_model, *, rngs):
     return Recurrent(d_model, input_dropout=0.1, state_dropout=0.1, rngs=rngs)
 
 
+# The arguments of `Subject`.
 PARTS = {
   'attention with grouped heads and rotary positions': {
     'build': part(attention, num_kv_heads=2, dropout_rate=0.1),
@@ -142,11 +142,7 @@ PARTS = {
     'grid': (4, 3),
   },
   'rotations by row and column': {'build': attention, 'encoding': GridRoPE, 'grid': (4, 3)},
-  'offsets of rows and columns': {
-    'build': attention,
-    'encoding': part(QuadraticGridBias, num_heads=4),
-    'grid': (4, 3),
-  },
+  'offsets of rows and columns': {'build': attention, 'encoding': offsets, 'grid': (4, 3)},
   'convolutions of a grid': {
     'build': part(
       GridBranch,

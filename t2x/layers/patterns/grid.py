@@ -6,7 +6,7 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural
 from t2x.layers.patterns.algebra import Pattern
-from t2x.layers.tokens import Tokens
+from t2x.layers.tokens import Tokens, grid_places
 
 __all__ = ['GridWindow']
 
@@ -30,13 +30,6 @@ class GridWindow(Pattern):
         f'{self} needs a grid of rows and columns, but the tokens have the grid {q.grid}: use an embedding that sets '
         'Tokens.grid, such as PatchEmbedding'
       )
-    (q_index, q_row, q_column), (k_index, k_row, k_column) = (_places(tokens) for tokens in (q, k))
+    (q_index, q_row, q_column), (k_index, k_row, k_column) = map(grid_places, (q, k))
     near = (abs(q_row - k_row) <= self.radius) & (abs(q_column - k_column) <= self.radius)
     return near | (q_index < 0) | (k_index < 0)
-
-
-def _places(tokens: Tokens) -> tuple[Any, Any, Any]:
-  """Returns the index of each token in the grid, negative for tokens before it, its row and its column."""
-  assert tokens.grid is not None
-  index = tokens.positions - tokens.num_extra
-  return index, index // tokens.grid[1], index % tokens.grid[1]

@@ -18,7 +18,7 @@ from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal, truncated_normal
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding, frequencies, rotate_pairs
-from t2x.layers.tokens import Tokens
+from t2x.layers.tokens import Tokens, grid_places
 
 __all__ = [
   'GridBias',
@@ -189,9 +189,7 @@ class GridBias(PositionEncoding):
         f'{name} has offsets in a grid of {self.height} x {self.width}, but the tokens have the grid {grid} and '
         f'{q_tokens.num_extra} before it: raise {name}.height and {name}.width, or use it in Windowed'
       )
-    (q_row, q_column), (k_row, k_column) = (
-      _rows_columns(tokens) for tokens in (q_tokens, k_tokens)
-    )
+    (_, q_row, q_column), (_, k_row, k_column) = map(grid_places, (q_tokens, k_tokens))
     rows = q_row[:, :, None] - k_row[:, None] + self.height - 1
     columns = q_column[:, :, None] - k_column[:, None] + self.width - 1
     buckets = rows * (2 * self.width - 1) + columns
@@ -280,9 +278,10 @@ class QuadraticGridBias(PositionEncoding):
         f'QuadraticGridBias has offsets in a grid of rows and columns, but the tokens have the grid {grid} and '
         f'{q_tokens.num_extra} before it: use patches without class token and registers'
       )
+    (_, *q_places), (_, *k_places) = map(grid_places, (q_tokens, k_tokens))
     offsets = [
       (k_place[:, None] - q_place[:, :, None])[:, None].astype(Dtypes.softmax)
-      for q_place, k_place in zip(*(_rows_columns(t) for t in (q_tokens, k_tokens)), strict=True)
+      for q_place, k_place in zip(q_places, k_places, strict=True)
     ]
     centres, sharpness = (a[...].astype(Dtypes.softmax) for a in (self.centres, self.sharpness))
     distance = sum(
@@ -331,11 +330,6 @@ class GridRoPE(PositionEncoding):
     )
     angles = jnp.where(index[..., None] < 0, 0, angles.astype(jnp.float32))
     return rotate_pairs(x, angles[:, :, None])
-
-
-def _rows_columns(tokens: Tokens) -> tuple[Array, Array]:
-  assert tokens.grid is not None
-  return jnp.divmod(tokens.positions, tokens.grid[1])
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
