@@ -46,8 +46,8 @@ class Synthetic(Source):
   labels: ClassVar[Sequence[Any]] = ()
 
   @abc.abstractmethod
-  def example(self, rng: np.random.Generator) -> Example:
-    """Returns a random example."""
+  def example(self, rng: np.random.Generator, split: str) -> Example:
+    """Returns a random example of a split."""
 
   def splits(self) -> tuple[str, ...]:
     return tuple(self.examples)
@@ -73,7 +73,7 @@ class SyntheticExamples(BulkExamples):
   def read(self, indices):
     key = self.source.seed, zlib.crc32(self.split.encode())
     for i in indices:
-      yield self.source.example(np.random.default_rng((*key, i)))
+      yield self.source.example(np.random.default_rng((*key, i)), self.split)
 
   def label_values(self):
     return set(self.source.labels)
@@ -118,7 +118,7 @@ class ListOps(Synthetic):
 
   labels = tuple('0123456789')
 
-  def example(self, rng):
+  def example(self, rng, split):
     """Returns the first random list of a suitable length."""
     # Scalars of the standard library's generator take a tenth of the time.
     scalars = random.Random(int(rng.integers(2**63)))
@@ -181,7 +181,7 @@ class AssociativeRecall(Synthetic):
 
   labels = tuple('0123456789')
 
-  def example(self, rng):
+  def example(self, rng, split):
     """Returns random pairs at random places that do not overlap."""
     letters = rng.permutation(26)[: self.num_pairs]
     digits = rng.integers(10, size=self.num_pairs)
@@ -218,7 +218,7 @@ class Copying(Synthetic):
         f'Copying.min_length = {self.min_length} is more than Copying.max_length = {self.max_length}'
       )
 
-  def example(self, rng):
+  def example(self, rng, split):
     """Returns random letters twice."""
     length = rng.integers(self.min_length, self.max_length + 1)
     text = ''.join(chr(97 + letter) for letter in rng.integers(self.num_letters, size=length))
@@ -244,7 +244,7 @@ class Pathfinder(Synthetic):
 
   labels = (0, 1)
 
-  def example(self, rng):
+  def example(self, rng, split):
     """Returns the first image whose paths fit."""
     for _ in range(200):
       paths = self._paths(rng)
