@@ -5,6 +5,7 @@ A config can name what it exports. The package does not depend on tasks, data, m
 
 from t2x.layers.attention.cache import *
 from t2x.layers.attention.from_source import *
+from t2x.layers.attention.gated_context import *
 from t2x.layers.attention.head_outputs import *
 from t2x.layers.attention.kernels.auto import *
 from t2x.layers.attention.kernels.base import *
@@ -45,6 +46,7 @@ from t2x.layers.mixers.attention_free import *
 from t2x.layers.mixers.attention_free_full import *
 from t2x.layers.mixers.cells import *
 from t2x.layers.mixers.convolutions import *
+from t2x.layers.mixers.doubly_stochastic import *
 from t2x.layers.mixers.fast_weights import *
 from t2x.layers.mixers.feature_maps import *
 from t2x.layers.mixers.flow_attention import *

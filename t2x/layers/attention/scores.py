@@ -1,6 +1,7 @@
 """Attention scores of queries and keys: dot products, cosines, retrieval, talking heads, additive and bilinear scores."""
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -179,7 +180,7 @@ class TalkingHeads(_PairScores):
 
 
 class AdditiveScores(_PairScores):
-  """Additive scores w tanh(q + k)' with a learned vector w for each head (Bahdanau et al. 2014,
+  """Additive scores w activation(q + k)' with a learned vector w for each head (Bahdanau et al. 2014,
   https://arxiv.org/abs/1409.0473, section A.1.2).
 
   The projections of the attention layer are the paper's W_a and U_a. Each pair of tokens needs an array of
@@ -189,6 +190,7 @@ class AdditiveScores(_PairScores):
   Args:
     num_heads: number of query heads.
     head_dim: features per head.
+    activation: elementwise function.
     init: initialiser of w [num_heads, head_dim].
   """
 
@@ -197,15 +199,17 @@ class AdditiveScores(_PairScores):
     num_heads: Size,
     head_dim: Size,
     *,
+    activation: Callable[[Array], Array] = jnp.tanh,
     init: Initializer = variance_scaling(1.0, 'fan_out', 'normal'),
     rngs: nnx.Rngs,
   ):
+    self.activation = activation
     self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
   def pairs(self, q: Array, k: Array, scale: float) -> Logits:
     """Returns the scores of all pairs, in float32 or wider."""
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    pairs = jnp.tanh(q[:, :, None] + k[:, None])
+    pairs = self.activation(q[:, :, None] + k[:, None])
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     w = self.w[...].astype(q.dtype)
     with pair_products():

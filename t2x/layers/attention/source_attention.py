@@ -97,7 +97,8 @@ class SourceAttention(_OneHead):
     head_dim: features of queries and keys. None: d_model.
     projections: which of queries 'q' and keys 'k' are projected; the others are the input and the source.
     scores: builds the scores of one head; they read queries and keys.
-    kernel_init: initialiser of the query and key projections, which have no biases.
+    use_bias: whether the projection of queries has a bias.
+    kernel_init: initialiser of the query and key projections.
   """
 
   def __init__(
@@ -107,6 +108,7 @@ class SourceAttention(_OneHead):
     head_dim: Size | None = None,
     projections: Collection[Literal['q', 'k']] = ('q', 'k'),
     scores: Callable[..., Scores] = AdditiveScores,
+    use_bias: bool = False,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
@@ -123,8 +125,14 @@ class SourceAttention(_OneHead):
       raise UserError(
         f'SourceAttention.head_dim = {head_dim} needs projections of queries and keys: set projections = ("q", "k")'
       )
+    if use_bias and 'q' not in projections:
+      raise UserError(
+        'SourceAttention.use_bias has no effect without a projection of queries: leave it out, or add "q" to projections'
+      )
     self.q, self.k = (
-      linear(init=kernel_init, use_bias=False, rngs=rngs) if name in projections else None
+      linear(init=kernel_init, use_bias=use_bias and name == 'q', rngs=rngs)
+      if name in projections
+      else None
       for name in 'qk'
     )
 

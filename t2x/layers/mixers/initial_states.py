@@ -9,12 +9,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
+from t2x.base.ranges import Size
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Source
 from t2x.layers.mixers.recurrence import last_segment
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['FinalStates', 'FinalVectors', 'LastVector']
+__all__ = ['FinalStates', 'FinalVectors', 'LastVector', 'MeanVectors']
 
 Vectors = Float[Array, 'batch length d_model']
 
@@ -65,12 +66,7 @@ class LastVector(InitialState):
     return _at(source, places.max(axis=-1))
 
   def __call__(self, source, segments, num_vectors):
-    assert source.x is not None  # The cache of a decoder starts with the initial state.
-    own = source.tokens.segments
-    is_own = jnp.ones((*segments.shape, source.x.shape[1]), bool)
-    if own is not None:
-      is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
-    s = self.vector(source, jnp.broadcast_to(is_own, (*segments.shape, source.x.shape[1])))
+    s = self.vector(source, _own(source, segments))
     return (s if self.bridge is None else jnp.tanh(self.bridge(s)),) * num_vectors
 
 
@@ -83,6 +79,45 @@ class FinalVectors(LastVector):
     halves = super().vector(source, is_own), _at(source, first)
     size = halves[0].shape[-1] // 2
     return jnp.concatenate([halves[0][..., :size], halves[1][..., size:]], axis=-1)
+
+
+class MeanVectors(InitialState):
+  """Initial state from the mean s of the source: activation(W s + b), with W and b of each vector of the state (Xu et al.
+  2015, https://arxiv.org/abs/1502.03044, section 3.1.2).
+
+  Args:
+    d_model: width of the source and of the state.
+    num_vectors: number of vectors of the state of the cell: two in an LSTM, one in a gated recurrent unit.
+    activation: elementwise function. None: none.
+    kernel_init: initialiser of W.
+
+  Raises:
+    UserError: when called, the state has another number of vectors.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_vectors: Size = 2,
+    activation: Callable[[Array], Array] | None = jnp.tanh,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    self.num_vectors, self.activation = num_vectors, activation
+    axes = 'embed', None, 'mlp'
+    self.bridge = Linear((d_model,), (num_vectors, d_model), axes, init=kernel_init, rngs=rngs)
+
+  def __call__(self, source, segments, num_vectors):
+    if num_vectors != self.num_vectors:
+      raise UserError(
+        f'MeanVectors.num_vectors = {self.num_vectors}, but the state of the cell has {num_vectors}: set this number'
+      )
+    is_own = _own(source, segments)
+    share = is_own / jnp.maximum(is_own.sum(axis=-1, keepdims=True), 1)
+    y = self.bridge(jnp.einsum('bls,bsd->bld', share.astype(source.x.dtype), source.x))
+    y = y if self.activation is None else self.activation(y)
+    return tuple(jnp.moveaxis(y, 2, 0))
 
 
 class FinalStates(InitialState):
@@ -129,6 +164,18 @@ class FinalStates(InitialState):
       for layer in reversed(range(layers))
       for vector in range(vectors)
     )
+
+
+def _own(
+  source: Source, segments: Int[Array, 'batch length']
+) -> Bool[Array, 'batch length source']:
+  """Returns which tokens of the source belong to each segment."""
+  assert source.x is not None  # The cache of a decoder starts with the initial state.
+  own, shape = source.tokens.segments, (*segments.shape, source.x.shape[1])
+  is_own = jnp.ones(shape, bool)
+  if own is not None:
+    is_own = (own[:, None] == segments[:, :, None]) & (own[:, None] != 0)
+  return jnp.broadcast_to(is_own, shape)
 
 
 def _at(source: Source, places: Int[Array, 'batch length']) -> Float[Array, 'batch length d_model']:

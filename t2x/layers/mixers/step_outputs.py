@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 from t2x.base.ranges import Size
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['MaxoutOutput', 'TanhOutput']
+__all__ = ['MaxoutOutput', 'StateOutput', 'TanhOutput']
 
 Vectors = Float[Array, 'batch d_model']
 
 
-class StepOutput(Linear):
+class StepOutput(nnx.Module):
   """Base class of outputs, which decoders build as `output(d_model, kernel_init, rngs=rngs)`."""
 
   def of_step(self, h: Vectors, x: Vectors, context: Vectors) -> Vectors:
@@ -26,7 +26,22 @@ class StepOutput(Linear):
     raise NotImplementedError
 
 
-class TanhOutput(StepOutput):
+class StateOutput(StepOutput):
+  """The output h itself, without parameters (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215).
+
+  Args:
+    d_model: width of h and of the output.
+    kernel_init: not read.
+  """
+
+  def __init__(self, d_model: int, kernel_init: Initializer, *, rngs: nnx.Rngs):
+    pass
+
+  def of_step(self, h: Vectors, x: Vectors, context: Vectors) -> Vectors:
+    return h
+
+
+class TanhOutput(StepOutput, Linear):
   """Output tanh(W [h; context] + b) (Luong et al. 2015, https://arxiv.org/abs/1508.04025, equation 5).
 
   Args:
@@ -45,7 +60,7 @@ class TanhOutput(StepOutput):
     return jnp.tanh(self(jnp.stack([h, context], axis=1)))
 
 
-class MaxoutOutput(StepOutput):
+class MaxoutOutput(StepOutput, Linear):
   """Output max(U h + V x + C context + b) over pieces (Goodfellow et al. 2013, https://arxiv.org/abs/1302.4389), the deep
   output of Cho et al. 2014 (https://arxiv.org/abs/1406.1078, appendix A.1.2) and of Bahdanau et al. 2014
   (https://arxiv.org/abs/1409.0473, appendix A.2.2, which prints the state before the step as h).

@@ -1,0 +1,103 @@
+"""The penalty of a decoder that leaves parts of its source unread."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import NonNegative
+from t2x.layers.attention.head_projections import source_of
+from t2x.layers.auxiliary import Aux
+from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.tokens import Tokens
+
+__all__ = ['DoublyStochastic']
+
+
+class DoublyStochastic(nnx.Module):
+  """A sublayer with the penalty of doubly stochastic attention (Xu et al. 2015, https://arxiv.org/abs/1502.03044, equation
+  14): weight * mean over source tokens i of (1 - the sum over target tokens t of a_ti)^2, and mean over heads.
+
+  Attention to each token of the source then adds up to about 1 over the target. The paper sums over source tokens, which is
+  the weight times their number. The train step adds the penalty to the loss; generation computes none. Its metric
+  `read` is the mean deviation |1 - sum|.
+
+  Args:
+    d_model: width of the input and output.
+    sublayer: builds the sublayer, such as `StateBeforeDecoder`, or `MultiHeadAttention` as `Block.cross`.
+    weight: coefficient of the penalty.
+
+  Raises:
+    UserError: the sublayer does not attend to a source.
+  """
+
+  implements = (Sublayer,)
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    sublayer: Callable[..., Sublayer],
+    weight: NonNegative = 1.0,
+    rngs: nnx.Rngs,
+  ):
+    self.sublayer: Any = sublayer(d_model, rngs=rngs)
+    if not {'source', 'record.probabilities'} <= self.sublayer.reads:
+      raise UserError(
+        f'DoublyStochastic.sublayer = @{type(self.sublayer).__name__} has no attention to a source whose probabilities '
+        'it could add up: use @StateBeforeDecoder, or @MultiHeadAttention as Block.cross'
+      )
+    self.weight = weight
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.sublayer.reads
+
+  @property
+  def max_length(self) -> int | None:
+    return self.sublayer.max_length
+
+  def init_cache(
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: Any = jnp.float32,
+    source: Source | None = None,
+    **features: Any,
+  ) -> Any:
+    """Returns the cache of the sublayer."""
+    return self.sublayer.init_cache(batch, num_slots, dtype, source, **features)
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Applies the sublayer; without a cache, with the penalty."""
+    if cache is not None:
+      return self.sublayer(x, call, cache)
+    record = call.record | {'probabilities'}
+    result = self.sublayer(x, dataclasses.replace(call, record=record))
+    probabilities = result.recorded['probabilities']
+    shape = probabilities.shape
+    queries = _present(call.tokens, shape[0], shape[2]).astype(probabilities.dtype)
+    keys = _present(source_of(self, call.source).tokens, shape[0], shape[3])
+    rest = 1 - jnp.einsum('bhqk,bq->bhk', probabilities, queries)
+    share = (keys / jnp.maximum(keys.sum(axis=1, keepdims=True), 1))[:, None] / shape[1]
+    share = share.astype(rest.dtype)
+    penalty, read = ((values * share).sum(axis=(1, 2)) for values in (rest**2, jnp.abs(rest)))
+    own = Aux(
+      {'doubly_stochastic': self.weight * penalty},
+      {'doubly_stochastic_read': (read.sum(), jnp.asarray(shape[0], read.dtype))},
+    )
+    recorded = {name: a for name, a in result.recorded.items() if name in call.record}
+    return dataclasses.replace(result, aux=result.aux + own, recorded=recorded)
+
+
+def _present(tokens: Tokens, batch: int, length: int) -> Float[Array, 'batch length']:
+  """Returns 1 for tokens and 0 for padding."""
+  if tokens.segments is None:
+    return jnp.ones((batch, length))
+  return jnp.broadcast_to((tokens.segments != 0).astype(jnp.float32), (batch, length))
