@@ -48,7 +48,7 @@ def test_a_part_keeps_its_contracts(name, contract):
 @pytest.mark.nightly
 def test_eight_devices_change_neither_outputs_nor_gradients():
   """In a process of its own, whose CPU is split into eight devices."""
-  code = 'import contract_parts; contract_parts.print_outcomes_on_devices()'
+  code = 'import contract_devices; contract_devices.print_outcomes_on_devices()'
   done = run_on_eight_devices(code, seconds=1800)
   found = json.loads(done.stdout.splitlines()[-1])
   broken = found.pop('a gradient that counts devices')

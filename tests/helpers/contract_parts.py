@@ -1,10 +1,6 @@
 """The parts that are run through the contracts."""
 
-import dataclasses
 import functools
-import json
-
-import jax
 
 from t2x.layers import (
   MLP,
@@ -24,6 +20,7 @@ from t2x.layers import (
   DifferentialHeads,
   Disentangled,
   DotProductScores,
+  DoublyStochastic,
   Dropless,
   DynamicConvolution,
   EluPlusOne,
@@ -37,6 +34,7 @@ from t2x.layers import (
   FromSource,
   Full,
   FullBias,
+  GatedContext,
   GatedConvolution,
   GatedDeltaNet,
   GatedHeads,
@@ -59,6 +57,7 @@ from t2x.layers import (
   LowRankQueries,
   LSHAttention,
   MaxoutOutput,
+  MeanVectors,
   MemoryCompressedAttention,
   MixtureOfExperts,
   MultiHeadAttention,
@@ -88,6 +87,7 @@ from t2x.layers import (
   SplitKeyValues,
   SplitQueries,
   StateBeforeDecoder,
+  StateOutput,
   SwitchFeedForward,
   Synthesizer,
   T5Bias,
@@ -105,7 +105,6 @@ from t2x.layers import (
   silu,
   zeros,
 )
-from t2x.layers.constraints import num_parts
 from t2x.layers.initializers import building
 
 part = functools.partial
@@ -344,6 +343,17 @@ PARTS = {
     'build': part(StateBeforeDecoder, cell=GRUCell, output=MaxoutOutput)
   },
   'one vector of the source': {'build': FixedVector},
+  'captioning decoder': {
+    'build': part(
+      DoublyStochastic,
+      sublayer=part(
+        StateBeforeDecoder,
+        attention=GatedContext,
+        initial=MeanVectors,
+        output=StateOutput,
+      ),
+    )
+  },
   'recurrent decoder': {'build': RecurrentDecoder},
   'ConvS2S attention': {'build': ConvS2SAttention},
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
@@ -365,36 +375,3 @@ PARTS = {
   'power norm': {'build': part(PowerNorm, num_groups=2)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24, dropout_rate=0.1)},
 }
-
-
-@jax.custom_vjp
-def counted(x):
-  """The identity, with a gradient that is multiplied by the number of parts of the batch."""
-  return x
-
-
-counted.defvjp(lambda x: (x, None), lambda _, gradient: (num_parts('batch') * gradient,))
-
-
-class DeviceCount(MLP):
-  """An MLP whose gradient depends on the mesh, and whose output does not."""
-
-  def __call__(self, x, call, cache=None):
-    result = super().__call__(x, call, cache)
-    return dataclasses.replace(result, x=counted(result.x))
-
-
-def print_outcomes_on_devices():
-  """Prints the outcome of the contract on devices for every part and for a broken one, as JSON."""
-  from t2x.testing.contracts import ContractViolation, devices_change_nothing
-  from t2x.testing.subject import Subject
-
-  outcomes = {}
-  broken = {'a gradient that counts devices': {'build': part(DeviceCount, hidden_dim=24)}}
-  for name, build in (PARTS | broken).items():
-    try:
-      devices_change_nothing(Subject(**build))
-      outcomes[name] = 'passed'
-    except ContractViolation as error:
-      outcomes[name] = f'failed: {error}'
-  print(json.dumps(outcomes))

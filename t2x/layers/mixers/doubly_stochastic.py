@@ -13,7 +13,6 @@ from t2x.base.ranges import NonNegative
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.auxiliary import Aux
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
-from t2x.layers.tokens import Tokens
 
 __all__ = ['DoublyStochastic']
 
@@ -82,9 +81,11 @@ class DoublyStochastic(nnx.Module):
     result = self.sublayer(x, dataclasses.replace(call, record=record))
     probabilities = result.recorded['probabilities']
     shape = probabilities.shape
-    queries = _present(call.tokens, shape[0], shape[2]).astype(probabilities.dtype)
-    keys = _present(source_of(self, call.source).tokens, shape[0], shape[3])
-    rest = 1 - jnp.einsum('bhqk,bq->bhk', probabilities, queries)
+    segments = source_of(self, call.source).tokens.segments
+    keys = jnp.ones((1, 1), jnp.int32) if segments is None else segments
+    keys = jnp.broadcast_to(keys != 0, (shape[0], shape[3])).astype(jnp.float32)
+    # Those of padding are zeros.
+    rest = 1 - probabilities.sum(axis=2)
     share = (keys / jnp.maximum(keys.sum(axis=1, keepdims=True), 1))[:, None] / shape[1]
     share = share.astype(rest.dtype)
     penalty, read = ((values * share).sum(axis=(1, 2)) for values in (rest**2, jnp.abs(rest)))
@@ -94,10 +95,3 @@ class DoublyStochastic(nnx.Module):
     )
     recorded = {name: a for name, a in result.recorded.items() if name in call.record}
     return dataclasses.replace(result, aux=result.aux + own, recorded=recorded)
-
-
-def _present(tokens: Tokens, batch: int, length: int) -> Float[Array, 'batch length']:
-  """Returns 1 for tokens and 0 for padding."""
-  if tokens.segments is None:
-    return jnp.ones((batch, length))
-  return jnp.broadcast_to((tokens.segments != 0).astype(jnp.float32), (batch, length))

@@ -14,12 +14,16 @@ from t2x.base.errors import UserError
 from t2x.decode import Beam, Greedy, generate
 from t2x.layers import (
   MLP,
+  Call,
   Causal,
+  DoublyStochastic,
   ElmanCell,
   FinalStates,
   FinalVectors,
   Full,
+  GatedContext,
   LastVector,
+  MeanVectors,
   MultiHeadAttention,
   Plain,
   RandomScores,
@@ -243,3 +247,38 @@ def test_steps_have_different_dropout_of_the_attention():
 def test_dropout_of_a_single_cell_is_refused():
   with pytest.raises(UserError, match='dropout_rate has no effect on one cell'):
     StackedCells(WIDTH, num_layers=1, dropout_rate=0.5, rngs=nnx.Rngs(0))
+
+
+def test_the_penalty_and_the_initial_state_read_the_tokens_of_the_source_only():
+  decoder = DoublyStochastic(
+    WIDTH,
+    sublayer=part(StateBeforeDecoder, attention=GatedContext, initial=MeanVectors),
+    weight=2.0,
+    rngs=nnx.Rngs(0),
+  )
+
+  def results(x, length):
+    row = Tokens.row(x.shape[1], segments=jnp.asarray([[1] * length + [0] * (x.shape[1] - length)]))
+    call = Call(Tokens.row(5), Causal(), source=Source(x, row), record=frozenset({'probabilities'}))
+    result = jax.jit(lambda part, x: part(x, call))(decoder, X)
+    return result.x, result.aux.losses['doubly_stochastic'], result.recorded['probabilities']
+
+  padded, short = results(X, 3), results(X[:, :3], 3)
+  np.testing.assert_allclose(padded[0], short[0], atol=1e-6)
+  np.testing.assert_allclose(padded[1], short[1], atol=1e-6)
+  read = short[2][:, 0].sum(axis=1)
+  np.testing.assert_allclose(short[1], 2 * np.mean((1 - read) ** 2, axis=1), atol=1e-6)
+
+
+def test_captioning_parts_refuse_what_does_not_fit():
+  with pytest.raises(UserError, match=r'DoublyStochastic.sublayer = @MLP has no attention'):
+    DoublyStochastic(WIDTH, sublayer=part(MLP, hidden_dim=8), rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=r'GatedContext.gate_dim = 2: must be 1 or d_model = 16'):
+    GatedContext(WIDTH, gate_dim=2, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=r'MeanVectors.num_vectors = 1, but the state .* has 2'):
+    one = part(MeanVectors, num_vectors=1)
+    StateBeforeDecoder(WIDTH, initial=one, rngs=nnx.Rngs(0)).init_cache(
+      2, 4, source=Source(X, Tokens.row(5))
+    )
+  with pytest.raises(UserError, match=r'SourceAttention.use_bias has no effect'):
+    SourceAttention(WIDTH, projections=('k',), use_bias=True, rngs=nnx.Rngs(0))
