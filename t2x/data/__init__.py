@@ -13,6 +13,7 @@ from t2x.data.images import *
 from t2x.data.inspect import *
 from t2x.data.labelled import *
 from t2x.data.masking import *
+from t2x.data.masks import *
 from t2x.data.mixtures import *
 from t2x.data.overlap import *
 from t2x.data.packing import *

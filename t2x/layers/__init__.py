@@ -89,8 +89,11 @@ from t2x.layers.positions.shaw import *
 from t2x.layers.positions.tupe import *
 from t2x.layers.streams import *
 from t2x.layers.tokens import *
+from t2x.layers.vision.all_mlp import *
 from t2x.layers.vision.convolutions import *
+from t2x.layers.vision.grid_mlp import *
 from t2x.layers.vision.patch_merging import *
+from t2x.layers.vision.reduced_key_values import *
 from t2x.layers.vision.residual_networks import *
 from t2x.layers.vision.windowed import *
 from t2x.layers.wiring.deep import *

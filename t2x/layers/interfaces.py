@@ -6,7 +6,7 @@ Unless documented otherwise a part is built as `Part(d_model, *, settings, rngs)
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -26,6 +26,7 @@ __all__ = [
   'BranchWiring',
   'Call',
   'ExtrasSublayer',
+  'Join',
   'Merge',
   'Norm',
   'Result',
@@ -365,6 +366,23 @@ class Merge(Protocol):
   @widened('call', adapt=_from_tokens, attributes={'keeps_tokens': False})
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
     """Returns the vectors [batch, merged, output_dim], and the metadata of their tokens unless it keeps them."""
+    ...
+
+
+@runtime_checkable
+class Join(Protocol):
+  """Part that computes the output of a pyramid from those of all of its stages. Built as `Join(widths, rngs=rngs)`, with
+  the width of each stage."""
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    ...
+
+  def __call__(
+    self, outputs: Sequence[tuple[Float[Array, 'batch _ _'], Tokens]]
+  ) -> tuple[Float[Array, 'batch length output_dim'], Tokens]:
+    """Returns vectors and their metadata, from the vectors and metadata of each stage, the first one first."""
     ...
 
 

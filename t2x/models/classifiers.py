@@ -42,7 +42,7 @@ class Pooler(nnx.Module):
 
 
 class Classifier(nnx.Module):
-  """A linear layer from a pooled vector to class logits.
+  """A linear layer from a pooled vector, or from the vector of each token, to class logits.
 
   Args:
     d_model: width of the pooled vector.
@@ -72,8 +72,8 @@ class Classifier(nnx.Module):
     )
 
   def __call__(
-    self, x: Float[Array, 'batch d_model'], key: Array | None = None
-  ) -> Float[Array, 'batch classes']:
+    self, x: Float[Array, 'batch *rest d_model'], key: Array | None = None
+  ) -> Float[Array, 'batch *rest classes']:
     x = x if self.norm is None else self.norm(x)
     return self.out(dropout(x, self.dropout_rate, named_key(key, 'dropout')))
 

@@ -307,13 +307,13 @@ class Head(OutputHead, Protocol):
 
 @runtime_checkable
 class ClassHead(Protocol):
-  """Interface of classifiers of pooled vectors."""
+  """Interface of classifiers of pooled vectors, or of each token."""
 
   num_classes: int
 
   def __call__(
-    self, x: Float[Array, 'batch d_model'], key: Array | None = None
-  ) -> Float[Array, 'batch classes']:
+    self, x: Float[Array, 'batch *rest d_model'], key: Array | None = None
+  ) -> Float[Array, 'batch *rest classes']:
     """Returns the class logits."""
     ...
 

@@ -16,7 +16,9 @@ from t2x.layers import (
   Cache,
   Call,
   Full,
+  Join,
   Merge,
+  Norm,
   PatchMerging,
   Pattern,
   PositionEncoding,
@@ -52,6 +54,10 @@ class Stages(nnx.Module):
     pattern: narrows the pattern of the body in the stages. A list has one entry per stage.
     encoding: builds a position encoding for each stage, which replaces the body's in its layers; vectors that it adds
       to tokens are added to the input of the stage. None: the body's. A list has one entry per stage.
+    norm: builds a norm of the output of each stage, which the next stage reads (PVT v2, https://arxiv.org/abs/2106.13797;
+      SegFormer). None: no norm.
+    join: builds the part that computes the output from those of all stages, such as `AllMLP`. None: the output of the last
+      stage.
 
   Raises:
     UserError: a list has another number of entries, or no block of a stage reads its pattern.
@@ -71,6 +77,8 @@ class Stages(nnx.Module):
     encoding: Callable[..., PositionEncoding]
     | Sequence[Callable[..., PositionEncoding] | None]
     | None = None,
+    norm: Callable[..., Norm] | None = None,
+    join: Callable[..., Join] | None = None,
     rngs: nnx.Rngs,
   ):
     merges = [None, *_each('merge', merge, len(stages) - 1, 'boundaries')]
@@ -96,7 +104,10 @@ class Stages(nnx.Module):
     places, self.num_layers = layer_places(lambda *args: build(*args)[0], len(stages))
     self.stages, merging, self.encodings = build(rngs, places)
     self.merges = nnx.List(merging[1:])
-    self.output_dim = self.stages[-1].output_dim
+    widths = [stage.output_dim for stage in self.stages]
+    self.norms = nnx.List([norm and norm(width, rngs=rngs) for width in widths])
+    self.join = join and join(widths, rngs=rngs)
+    self.output_dim = widths[-1] if self.join is None else self.join.output_dim
     for own, stage in zip(self.stage_patterns, self.stages, strict=True):
       if own != Full() and 'pattern' not in reads_of(stage.blocks):
         raise UserError(
@@ -130,8 +141,12 @@ class Stages(nnx.Module):
     """Returns the empty caches of all stages, one after another.
 
     Raises:
-      UserError: a merge changes the tokens, or no stage reads the source.
+      UserError: a merge changes the tokens, a part joins the stages, or no stage reads the source.
     """
+    if self.join is not None:
+      raise UserError(
+        f'Stages.join = @{type(self.join).__name__} reads the outputs of all stages, which no cache holds: use an Encoder'
+      )
     if source is not None:
       self._check_unread(Call(source.tokens, source=source))
     for merge in self.merges:
@@ -175,8 +190,8 @@ class Stages(nnx.Module):
     """Applies all stages.
 
     Returns:
-      The output, caches and token metadata of the last stage, auxiliary losses and metrics summed over the layers,
-      and recorded arrays as 'stages.S.NAME'.
+      The output and token metadata of the last stage or of `join`, caches, auxiliary losses and metrics summed over the
+      layers, and recorded arrays as 'stages.S.NAME'.
 
     Raises:
       UserError: no stage reads the source, the encoding or a recorded name of `call`, or a stage or merging layer
@@ -185,6 +200,7 @@ class Stages(nnx.Module):
     self._check_unread(call)
     tokens, aux = call.tokens, NO_AUX
     recorded: dict[str, Array] = {}
+    outputs: list[tuple[Array, Tokens]] = []
     new: list[dict[str, Cache]] = []
     caches = [None] * len(self.stages) if cache is None else self._by_stage(cache)
     for i, (stage, own) in enumerate(zip(self.stages, caches, strict=True)):
@@ -199,12 +215,16 @@ class Stages(nnx.Module):
       if encoding is not None:
         x = encoding.embed(x, tokens)
       result = stage(x, self._call(i, call, tokens), own)
-      x, tokens = result.x, result.tokens or tokens
+      norm = self.norms[i]
+      x, tokens = result.x if norm is None else norm(result.x), result.tokens or tokens
+      outputs.append((x, tokens))
       new += [] if own is None else result.cache
       results[f'stages.{i}'] = result
       recorded |= recorded_by(results)
       for part in results.values():
         aux += part.aux
+    if self.join is not None:
+      x, tokens = self.join(outputs)
     return Result(x, None if cache is None else new, aux, recorded, tokens)
 
   def _call(self, i: int, call: Call, tokens: Tokens) -> Call:

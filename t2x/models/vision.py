@@ -1,6 +1,7 @@
 """Vision Transformer (ViT, https://arxiv.org/abs/2010.11929): an encoder over image patches."""
 
 from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -16,8 +17,8 @@ from t2x.models.spec import ModelSpec
 __all__ = ['VisionTransformer']
 
 
-class VisionTransformer(nnx.Module):
-  """Computes class logits, or pooled vectors, of images, or of other inputs of an embedder, such as recordings.
+class ImageEncoder(nnx.Module):
+  """Base class of models that encode the tokens of an image.
 
   Args:
     d_model: width of the residual stream.
@@ -26,12 +27,8 @@ class VisionTransformer(nnx.Module):
     positions: builds the position encoding of the patch grid, which is interpolated for image sizes other
       than the one trained on. `NoPositions` for tokens without a grid, whose positions are those of the body.
     body: builds the encoder.
-    pool: builds the pooling: `first_token` (the class token), `mean_tokens` or `AttentionPool`.
-    head: builds the classifier; None: the model returns pooled vectors.
     input_dropout: dropout rate on the embedded patches.
   """
-
-  implements = (Model,)
 
   def __init__(
     self,
@@ -40,26 +37,13 @@ class VisionTransformer(nnx.Module):
     embedding: Callable[..., Embedder] = PatchEmbedding,
     positions: Callable[..., PositionEncoding] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
-    pool: Callable[..., Pooling] = first_token,
-    head: Callable[..., ClassHead] | None = Classifier,
     input_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)
     self.positions = positions(d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.pool = pool(self.body.output_dim, rngs=rngs)
     self.input_dropout = input_dropout
-    self.head = head and head(self.body.output_dim, rngs=rngs)
-
-  @property
-  def spec(self) -> ModelSpec:
-    return ModelSpec(
-      inputs={self.embedding.input.kind: self.embedding.input},
-      outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
-      patterns=tuple(self.body.patterns),
-      num_classes=None if self.head is None else self.head.num_classes,
-    )
 
   def hidden(
     self,
@@ -79,6 +63,39 @@ class VisionTransformer(nnx.Module):
     x = self.positions.embed(x, tokens)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'), record=record)
+
+
+class VisionTransformer(ImageEncoder):
+  """Computes class logits, or pooled vectors, of images, or of other inputs of an embedder, such as recordings.
+
+  Args:
+    pool: builds the pooling: `first_token` (the class token), `mean_tokens` or `AttentionPool`.
+    head: builds the classifier; None: the model returns pooled vectors.
+    settings: those of `ImageEncoder`.
+  """
+
+  implements = (Model,)
+
+  def __init__(
+    self,
+    *,
+    pool: Callable[..., Pooling] = first_token,
+    head: Callable[..., ClassHead] | None = Classifier,
+    rngs: nnx.Rngs,
+    **settings: Any,
+  ):
+    super().__init__(rngs=rngs, **settings)
+    self.pool = pool(self.body.output_dim, rngs=rngs)
+    self.head = head and head(self.body.output_dim, rngs=rngs)
+
+  @property
+  def spec(self) -> ModelSpec:
+    return ModelSpec(
+      inputs={self.embedding.input.kind: self.embedding.input},
+      outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
+      patterns=tuple(self.body.patterns),
+      num_classes=None if self.head is None else self.head.num_classes,
+    )
 
   def __call__(self, images, *, key=None, record=frozenset()):
     """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head; see `hidden`."""

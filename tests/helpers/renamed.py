@@ -52,6 +52,17 @@ class Renamed:
     self.found |= {key: jnp.stack([one[key] for one in layers]) for key in layers[0]}
 
 
+def model_of(shapes, rename, arrays, statistics=None):
+  """Returns our model with the parameters of the reference; arguments are those of `logits_and_gradients`."""
+  own = Renamed(arrays, statistics)
+  rename(own)
+  assert not own.left, list(own.left)
+  wanted = dict(named_leaves(shapes))
+  assert sorted(wanted) == sorted(own.found)
+  assert {n: a.shape for n, a in own.found.items()} == {n: a.shape for n, a in wanted.items()}
+  return jax.tree.unflatten(jax.tree.structure(shapes), [own.found[name] for name in wanted])
+
+
 def logits_and_gradients(
   shapes, rename, arrays, images, labels, statistics=None, apply=lambda model, x: model(x).x
 ):
@@ -67,14 +78,7 @@ def logits_and_gradients(
   """
 
   def loss(arrays):
-    own = Renamed(arrays, statistics)
-    rename(own)
-    assert not own.left, list(own.left)
-    wanted = dict(named_leaves(shapes))
-    assert sorted(wanted) == sorted(own.found)
-    assert {n: a.shape for n, a in own.found.items()} == {n: a.shape for n, a in wanted.items()}
-    model = jax.tree.unflatten(jax.tree.structure(shapes), [own.found[name] for name in wanted])
-    logits = apply(model, jnp.asarray(images))
+    logits = apply(model_of(shapes, rename, arrays, statistics), jnp.asarray(images))
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), logits
 
   (_, logits), slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))(

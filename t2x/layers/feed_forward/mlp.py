@@ -72,14 +72,14 @@ class MLP(FeedForward):
     """Creates the projections of the input."""
     self.up = projection()
 
-  def _hidden(self, x: Array) -> Array:
+  def _hidden(self, x: Array, call: Call) -> Array:
     """Returns the hidden features of the input."""
     return self.activation(self.up(x))
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    hidden = dropout(constrain(self._hidden(x), ..., 'mlp'), self.dropout_rate, call.key)
+    hidden = dropout(constrain(self._hidden(x, call), ..., 'mlp'), self.dropout_rate, call.key)
     return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
 
 
@@ -97,5 +97,5 @@ class GatedMLP(MLP):
     self.gate = projection()
     super()._make_inputs(projection)
 
-  def _hidden(self, x):
+  def _hidden(self, x, call):
     return self.activation(self.gate(x)) * self.up(x)

@@ -23,7 +23,7 @@ from t2x.layers.interfaces import Call, Merge, Norm, Result
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.rules import Fixed
 from t2x.layers.tokens import Tokens
-from t2x.layers.vision.grids import grid_of
+from t2x.layers.vision.grids import filled_grid
 
 __all__ = [
   'FrozenBatchNorm',
@@ -140,11 +140,7 @@ class _GridPart(nnx.Module):
     Raises:
       UserError: the tokens do not fill a grid of rows and columns, or are packed.
     """
-    sides = grid_of(self, call.tokens)
-    if len(sides) != 2:
-      raise UserError(
-        f'{type(self).__name__} needs rows and columns, but the tokens have the grid {sides}'
-      )
+    sides = filled_grid(self, call.tokens)
     y = self.transform(x.reshape(len(x), *sides, -1))
     tokens = Tokens.row(y.shape[1] * y.shape[2], grid=y.shape[1:3])
     y = y.reshape(len(y), -1, y.shape[-1])

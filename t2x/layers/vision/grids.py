@@ -1,6 +1,9 @@
-"""Checks of the grid that tokens fill."""
+"""Checks of the grid that tokens fill, and resizing of a grid."""
 
 from typing import Any
+
+import jax
+from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.interfaces import Call
@@ -23,6 +26,25 @@ def grid_of(part: Any, tokens: Tokens) -> tuple[int, ...]:
       'without class token (PatchEmbedding.class_token = False)'
     )
   return tokens.grid
+
+
+def filled_grid(part: Any, tokens: Tokens) -> tuple[int, int]:
+  """Returns the rows and columns of the grid that the tokens of each row fill; raises UserError as `grid_of` does, or if
+  it has other dimensions."""
+  sides = grid_of(part, tokens)
+  if len(sides) != 2:
+    raise UserError(
+      f'{type(part).__name__} needs rows and columns, but the tokens have the grid {sides}'
+    )
+  return sides[0], sides[1]
+
+
+def resized(
+  x: Float[Array, 'batch _ _ features'], sides: tuple[int, int]
+) -> Float[Array, 'batch rows columns features']:
+  """Interpolates a grid bilinearly between the centres of its elements; beyond them, the nearest element counts."""
+  shape = len(x), *sides, x.shape[-1]
+  return x if x.shape == shape else jax.image.resize(x, shape, 'linear', antialias=False)
 
 
 def check_full(part: Any, call: Call) -> None:

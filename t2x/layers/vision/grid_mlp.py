@@ -1,0 +1,65 @@
+"""Feed-forward layer that mixes neighbours of a grid (Mix-FFN of SegFormer, https://arxiv.org/abs/2105.15203, section 3.1)."""
+
+from typing import Any, NoReturn
+
+from flax import nnx
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.feed_forward.mlp import MLP
+from t2x.layers.initializers import lecun_normal
+from t2x.layers.parameters import Initializer
+from t2x.layers.vision.convolutions import GridConvolution
+from t2x.layers.vision.grids import check_full
+
+__all__ = ['GridMLP']
+
+
+class GridMLP(MLP):
+  """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid tell a token
+  where it is, so that a model needs no position encoding.
+
+  Args:
+    hidden_dim: width between the two projections.
+    kernel_size: rows and columns of the convolution; odd.
+    filter_init: initialiser of the convolution.
+    settings: those of `MLP`.
+
+  Raises:
+    UserError: kernel_size is even; when called, the tokens do not fill a grid of rows and columns, the pattern is not
+      Full(), or there is a source.
+  """
+
+  reads = frozenset({'pattern'})
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    hidden_dim: Size,
+    kernel_size: Size = 3,
+    filter_init: Initializer = lecun_normal(),
+    rngs: nnx.Rngs,
+    **settings: Any,
+  ):
+    if kernel_size % 2 == 0:
+      raise UserError(f'GridMLP.kernel_size = {kernel_size}: must be odd')
+    super().__init__(d_model, hidden_dim=hidden_dim, rngs=rngs, **settings)
+    self.convolution = GridConvolution(
+      hidden_dim, kernel_size=kernel_size, group_size=1, init=filter_init, rngs=rngs
+    )
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
+    """Raises UserError: a token depends on later ones."""
+    raise UserError(
+      'GridMLP cannot decode token by token, because a token depends on later ones: use it in an Encoder'
+    )
+
+  def __call__(self, x, call, cache=None):
+    check_no_source(self, call)
+    check_full(self, call)
+    return super().__call__(x, call, cache)
+
+  def _hidden(self, x, call):
+    return self.activation(self.convolution(self.up(x), call).x)
