@@ -55,7 +55,8 @@ class PrepareMask:
     check_mask(mask, image.shape[:2], self.num_classes, self.ignored)
     mask = mask.astype(np.int32)
     if self.crop is not None:
-      box = self.crop.box(*mask.shape, self.height, self.width, rng)
+      rows, columns = mask.shape
+      box = self.crop.box(rows, columns, self.height, self.width, rng)
       image = image if image.dtype == np.uint8 else image.astype(np.float32)
       image = resize(image, self.height, self.width, box)
       mask = _nearest(mask, self.height, self.width, box)

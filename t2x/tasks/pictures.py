@@ -1,4 +1,4 @@
-"""Evaluators that draw pictures: attention maps and classified images."""
+"""Evaluators that draw pictures: attention maps, classified images and masks."""
 
 import dataclasses
 import math
@@ -15,9 +15,10 @@ from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
+from t2x.tasks.segmentation import SemanticSegmentation
 from t2x.tasks.text import TextTask
 
-__all__ = ['AttentionMaps', 'ClassifiedImages']
+__all__ = ['AttentionMaps', 'ClassifiedImages', 'PredictedMasks']
 
 # Minimum width in pixels of one attention map or image; smaller ones are enlarged.
 _MIN_PIXELS = 96
@@ -120,8 +121,7 @@ class ClassifiedImages(TaskEvaluator):
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
       predictions = [int(best) for best in logits.argmax(axis=-1)]
-    mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
-    pixels = np.clip((images * std + mean) * 255, 0, 255).astype(np.uint8)
+    pixels = _pixels(images, task)
     framed = [
       _framed(image, (0, 160, 0) if label == prediction else (220, 0, 0))
       for image, label, prediction in zip(pixels, labels, predictions, strict=True)
@@ -131,6 +131,54 @@ class ClassifiedImages(TaskEvaluator):
       for i, (label, prediction) in enumerate(zip(labels, predictions, strict=True))
     ]
     return Evaluation({}, samples, {'images': _grid(framed, math.ceil(math.sqrt(len(framed))))})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictedMasks(TaskEvaluator):
+  """Draws images beside their masks and the predicted masks, with a colour for each class; computes no metrics.
+
+  Pixels without a class are white. Colours are those of PASCAL VOC, whose class 0 is black.
+
+  Attributes:
+    num_examples: number of images, sampled evenly from the split.
+  """
+
+  num_examples: Count | None = 8
+
+  fixed = frozenset({'num_examples'})
+  kinds: ClassVar[tuple[type[Task], ...]] = (SemanticSegmentation,)
+
+  def __call__(self, evaluated: Evaluated) -> Evaluation:
+    """Returns the picture: two examples per row, each with the image, its mask and the predicted mask."""
+    task = evaluated.task
+    assert isinstance(task, SemanticSegmentation)
+    split, transform = self._split(task), task.transform(train=False)
+    rows = evaluated.rows(split)
+    chosen = [rows[i] for i in spread(min(self.num_examples or len(rows), len(rows)), len(rows))]
+    colours, panels = voc_colours(max(task.num_classes, task.ignored + 1)), []
+    colours[task.ignored] = 255
+    for row, predicted in evaluated.predict(chosen, task.predictions):
+      prepared = transform(row, np.random.default_rng(0))
+      image = _pixels(prepared['image'], task)
+      rgb = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
+      panels += [_enlarged(one) for one in (rgb, colours[prepared['mask']], colours[predicted])]
+    return Evaluation({}, (), {'masks': _grid(panels, 6 if len(chosen) > 1 else 3)})
+
+
+def voc_colours(number: int) -> np.ndarray:
+  """Returns the colours of the classes of PASCAL VOC, uint8 [number, 3]: bits of a class become the highest bits of red,
+  green and blue in turn."""
+  classes, colours = np.arange(number), np.zeros((number, 3), np.int64)
+  for bit in range(8):
+    for channel in range(3):
+      colours[:, channel] |= (classes >> (3 * bit + channel) & 1) << (7 - bit)
+  return colours.astype(np.uint8)
+
+
+def _pixels(images: np.ndarray, task: ImageClassification | SemanticSegmentation) -> np.ndarray:
+  """Returns normalised images as uint8."""
+  mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
+  return np.clip((images * std + mean) * 255, 0, 255).round().astype(np.uint8)
 
 
 def _rows(evaluated: Evaluated, split: str, count: int | None) -> list[Mapping[str, Any]]:

@@ -130,7 +130,8 @@ class SemanticSegmentation(Task):
   ) -> tuple[Float[Array, 'batch height width classes'], Any]:
     """Returns the class logits of all pixels, and the output of the model."""
     out = model(batch['image'], key=key)
-    return resized(out.x, batch['image'].shape[1:3]), out
+    height, width, _ = self.image_shape
+    return resized(out.x, (height, width)), out
 
   def predictions(self, model: Any, batch: Mapping[str, Array]) -> Int[Array, 'batch height width']:
     """Returns the class of all pixels."""

@@ -47,9 +47,9 @@ def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   assert names['Norm'] == ['LayerNorm', 'PerHead', 'RMSNorm', 'final_norm_if_needed']
   assert names['ClassHead'] == ['CapsuleLengths', 'Classifier', 'PooledClassifier']
   assert names['LayerRate'] == ['LayerDecay']
-  vision = ['DistilledVisionTransformer', 'FlexibleVisionTransformer', 'VisionTransformer']
+  vision = ['DistilledVisionTransformer', 'FlexibleVisionTransformer', 'PixelClassifier']
   assert sorted(names['Model']) == sorted(
-    ['EncoderDecoder', 'LanguageModel', 'TwoTower', 'WithGenerator', *vision]
+    ['EncoderDecoder', 'LanguageModel', 'TwoTower', 'VisionTransformer', 'WithGenerator', *vision]
   )
 
 

@@ -69,6 +69,7 @@ PARTS = [
   *_attention(
     'key_values', layers.SharedValues, partial(layers.LatentKeyValues, rank=6, rotated_dim=2)
   ),
+  *_attention('key_values', partial(layers.ReducedKeyValues, ratio=2)),
   *_attention('memory', partial(layers.PersistentMemory, num=3)),
   *_attention('queries', partial(layers.LowRankQueries, rank=6)),
   *_attention('scores', partial(layers.HopfieldScores, num_steps=2)),
@@ -144,6 +145,8 @@ PARTS = [
   *_width(layers.AudioStem, num_features=3),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),
+  *_width(layers.GridMLP, hidden_dim=32),
+  partial(layers.AllMLP, (8, W), width=32),
   *_width(layers.TokenMLP, layers.SpatialGating, length=N, hidden_dim=8),
   *_width(layers.FrozenBatchNorm, layers.MaxPool, layers.ActivatedResidual),
   *_width(layers.SqueezeExcitation, reduction=4),
@@ -184,6 +187,14 @@ PARTS = [
   *_width(models.Funnel, stages=[STACK, STACK], pooling=STACK),
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
+  partial(
+    models.PixelClassifier,
+    d_model=W,
+    embedding=PATCHES,
+    body=partial(models.Encoder, stack=STACK),
+    positions=layers.NoPositions,
+    head=partial(models.Classifier, num_classes=3),
+  ),
   partial(
     models.FlexibleVisionTransformer,
     d_model=W,

@@ -27,7 +27,13 @@ REFUSED = {
   'AFT-full': ('packed rows equal separate rows', *DECODING),
   # They mix grids, or rows of one length, which are neither packed nor padded, and never a part of one.
   **dict.fromkeys(
-    ('windows of a grid', 'convolutions of a grid', 'matrix over tokens'),
+    (
+      'windows of a grid',
+      'convolutions of a grid',
+      'attention to squares of a grid',
+      'MLP of neighbours in a grid',
+      'matrix over tokens',
+    ),
     (
       'outputs ignore later tokens',
       'padding is not read',

@@ -33,6 +33,7 @@ from t2x.tasks import (
   NextSentence,
   PermutationLM,
   PrefixLM,
+  SemanticSegmentation,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
@@ -84,6 +85,9 @@ TASKS = {
   ),
   'image_classification': ImageClassification(
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
+  ),
+  'semantic_segmentation': SemanticSegmentation(
+    source=NoSource(), image_shape=(4, 4, 1), num_classes=CLASSES
   ),
   'audio_classification': AudioClassification(
     source=NoSource(),
@@ -145,6 +149,8 @@ def batch_of(task, num_rows=8, seed=0):
       return np.zeros(shape)
     if name == 'target' and shape == (num_rows,):
       return rng.normal(size=shape)
+    if name == 'mask':
+      return np.where(rng.random(shape) < 0.2, task.ignored, rng.integers(0, CLASSES, shape))
     if name in ('label', 'word_labels'):
       return rng.integers(0, CLASSES, shape)
     if name in ('masked_positions', 'word_positions'):
@@ -195,10 +201,22 @@ class Pixels(nnx.Module):
     return Output(images.reshape(len(images), -1) @ self.classes[...])
 
 
+class Shades(nnx.Module):
+  """Class logits of pixels that are linear in the pixel."""
+
+  def __init__(self, rngs):
+    self.classes = param(normal(1.0), (1, CLASSES), ('embed', 'classes'), rngs, kind='table')
+
+  def __call__(self, images, key=None):
+    return Output(images @ self.classes[...])
+
+
 def model_of(task):
   """A model with which a step compiles quickly."""
   if isinstance(task, ImageClassification | AudioClassification):
     return Pixels(nnx.Rngs(0))
+  if isinstance(task, SemanticSegmentation):
+    return Shades(nnx.Rngs(0))
   if isinstance(task, MultipleChoice | VersionContrast):
     return Bag(VOCAB, nnx.Rngs(0), num_classes=1)
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))
