@@ -51,5 +51,5 @@ def test_joined_stages_have_the_grid_of_the_first_and_no_cache():
   )
   segmenter = model(False, stages)
   assert segmenter(jnp.asarray(IMAGES)).x.shape == (2, 3, 4, 3)
-  with pytest.raises(UserError, match='Stages.join = @AllMLP reads the outputs of all stages'):
+  with pytest.raises(UserError, match=r'Stages.join = @AllMLP reads the outputs of all stages'):
     segmenter.body.init_cache(2, 12, jnp.float32)
