@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.layers import PositionEncoding, Tokens
+from t2x.layers import Call, PositionEncoding, Tokens
 from t2x.models import (
   Decoder,
   Encoder,
@@ -40,6 +40,18 @@ class Side:
     """Returns the shape of the embedded inputs of one row, and the metadata of its tokens."""
     tokens = self.embedding(inputs)[1]
     return jax.eval_shape(lambda: self.embedding(inputs)[0]), tokens
+
+  def tokens_of_stages(self, inputs: Array) -> list[Tokens]:
+    """Returns the metadata of the tokens of one row in each stage of the body; of a body without stages one."""
+    x, tokens = self.embedding(inputs)
+    found = [tokens]
+    stages = self.body.stack
+    for merge in stages.merges if isinstance(stages, Stages) else ():
+      if merge is not None:
+        result = merge(x, Call(tokens))
+        x, tokens = result.x, result.tokens or tokens
+      found.append(tokens)
+    return found
 
   def normalised(self, x: Float[Array, '*rest width']) -> Float[Array, '*rest width']:
     """Returns the input of the head for the residual stream `x` after a layer."""

@@ -203,15 +203,18 @@ def look_at_image(
   num_tokens = 0 if row is None else row.positions.shape[1]
   check_length('the image', num_tokens, max_tokens, None, 'patches and extra tokens')
   _, recorded = _outputs(Inspection(model, None), parts, notes, image[None])
-  grid = None
-  if row is not None and row.grid is not None and len(row.grid) == 2:
-    grid = Grid(row.grid[0], row.grid[1], row.num_extra)
+  stages = parts[''].tokens_of_stages(jnp.asarray(image[None])) if '' in parts else []
+  grids = [
+    Grid(*tokens.grid, tokens.num_extra)
+    for tokens in stages
+    if tokens.grid is not None and len(tokens.grid) == 2
+  ]
   lens = None
   if '' in parts and class_logits(model) is not None:
     hidden, names = in_order_of_row(recorded, 'hidden'), Names(None, classes)
     lens = logit_lens(model, parts[''], hidden, ['image'], [label], names.label)
   return Look(
-    _image_attention(recorded, grid),
+    _image_attention(recorded, grids),
     lens,
     positions=_positions(parts, {'': image}),
     matrices=_matrices(parts, row),
@@ -309,9 +312,10 @@ def _pair_attention(
 
 
 def _image_attention(
-  recorded: Mapping[str, np.ndarray], grid: Grid | None
+  recorded: Mapping[str, np.ndarray], grids: Sequence[Grid]
 ) -> tuple[Attention, ...]:
   """Returns self-attention between patches, one result for each number of tokens (stages differ)."""
+  of_size = {grid.num_tokens: grid for grid in grids}
   results = []
   for sublayer in _sublayers(recorded):
     layers = in_order_of_row(recorded, f'{sublayer}.probabilities')
@@ -319,7 +323,8 @@ def _image_attention(
     for size in sizes:
       own = tuple(layer for layer in layers if layer.shape[-1] == size)
       name = 'self-attention' if len(sizes) == 1 else f'self-attention, {size} tokens'
-      if grid is not None and size == grid.num_tokens:
+      grid = of_size.get(size)
+      if grid is not None:
         statistics = tuple(grid_statistics(layer, grid) for layer in own)
         labels = tuple(_patch_names(grid))
         results.append(Attention(name, labels, labels, own, statistics, grid))

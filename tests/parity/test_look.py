@@ -160,3 +160,33 @@ def test_a_vision_model(loaded):
   )
   assert_same_lens(look.lens, lens)
   np.testing.assert_allclose(lens[-1].numpy(), out.logits.numpy(), atol=1e-5)
+
+
+def test_a_model_with_windows_and_stages(loaded):
+  config = transformers.SwinConfig(
+    image_size=16,
+    patch_size=2,
+    window_size=4,
+    embed_dim=8,
+    depths=[2, 2],
+    num_heads=[2, 4],
+    num_labels=3,
+    **ATTENTION,
+  )
+  torch.manual_seed(0)
+  theirs, ours = loaded(transformers.SwinForImageClassification(config))
+  image = np.random.default_rng(0).normal(size=(16, 16, 3)).astype(np.float32)
+  with torch.no_grad():
+    out = theirs(torch.tensor(image[None]).permute(0, 3, 1, 2), **RECORD)
+  first, second = look_at_image(ours, image, np.zeros((16, 16, 3), np.uint8)).attention
+  assert (first.grid.rows, first.grid.columns) == (8, 8) and first.queries[8] == 'row 2, column 1'
+  assert (second.grid.rows, second.grid.columns) == (4, 4)
+  # transformers returns those of the last layer of a stage. The second stage is one window.
+  shifted, whole = (one[0].numpy() if len(one) == 1 else one.numpy() for one in out.attentions)
+  np.testing.assert_allclose(second.layers[1], whole, rtol=1e-5, atol=1e-6)
+  expected = np.zeros((2, 64, 64), np.float32)
+  for number, window in enumerate(shifted):
+    row, column = 4 * (number // 2) + 2, 4 * (number % 2) + 2
+    places = [(row + i) % 8 * 8 + (column + j) % 8 for i in range(4) for j in range(4)]
+    expected[:, np.array(places)[:, None], places] = window
+  np.testing.assert_allclose(first.layers[1], expected, rtol=1e-5, atol=1e-6)

@@ -30,7 +30,8 @@ class Windowed(nnx.Module):
   Windows become rows of the mixer, whose tokens have the grid of the window. With a shift, windows start `shift` rows
   and columns later: the map is rolled, and the tokens that wrap around are segments of their own (section 3.2). As
   published, zeros fill up a map that windows do not divide; they are keys like the others. A side of the map that is
-  not longer than the window is one window, without shift.
+  not longer than the window is one window, without shift. Recorded probabilities are those between all tokens of the
+  map, without the zeros that fill it up.
 
   Args:
     d_model: width of the input and output.
@@ -66,7 +67,7 @@ class Windowed(nnx.Module):
 
   @property
   def reads(self) -> frozenset[str]:
-    return (self.mixer.reads & {'encoding'}) | {'pattern'}
+    return (self.mixer.reads & {'encoding', 'record.probabilities'}) | {'pattern'}
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
     """Raises UserError: a window is not known before all of its tokens are."""
@@ -92,7 +93,10 @@ class Windowed(nnx.Module):
     result = self.mixer(rows, dataclasses.replace(call, tokens=tokens, pattern=Full(), key=key))
     losses = {name: a.reshape(batch, number).mean(axis=1) for name, a in result.aux.losses.items()}
     aux = dataclasses.replace(result.aux, losses=losses)
-    return Result(constrain(windows.join(result.x), 'batch', 'length', 'embed'), aux=aux)
+    recorded = {name: windows.between_all(a) for name, a in result.recorded.items()}
+    return Result(
+      constrain(windows.join(result.x), 'batch', 'length', 'embed'), aux=aux, recorded=recorded
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +151,22 @@ class Windows:
     x = jnp.roll(x, self.shifts, tuple(range(1, 1 + count)))
     x = x[(slice(None), *(slice(side) for side in self.grid))]
     return x.reshape(len(x), -1, width)
+
+  def between_all(
+    self, probabilities: Float[Array, 'rows heads tokens tokens']
+  ) -> Float[Array, 'batch heads length length']:
+    """Returns probabilities between all tokens of the grid from those in its windows."""
+    length = math.prod(self.grid)
+    filling = [(0, full - side) for full, side in zip(self.padded, self.grid, strict=True)]
+    # Zeros that fill up the grid have one more place, which is left out in the end.
+    places = np.pad(np.arange(length).reshape(self.grid), filling, constant_values=length)
+    places = np.roll(places, [-shift for shift in self.shifts], range(len(self.grid)))
+    places = self._windows(places[None]).reshape(self.number, -1)
+    _, heads, size, _ = probabilities.shape
+    own = probabilities.reshape(-1, self.number, heads, size, size).swapaxes(1, 2)
+    result = jnp.zeros((len(own), heads, length + 1, length + 1), own.dtype)
+    result = result.at[:, :, places[:, :, None], places[:, None, :]].set(own)
+    return result[:, :, :length, :length]
 
   def _windows(self, x: Any) -> Any:
     """Reshapes [batch, *padded, ...] to [batch, *numbers, *sides, ...], for arrays of JAX or NumPy."""

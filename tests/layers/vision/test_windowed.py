@@ -49,6 +49,18 @@ def test_windows_of_a_volume_equal_attention_in_each_box(shift):
     np.testing.assert_allclose(actual, expected[:, :, :, : actual.shape[3]], atol=1e-5)
 
 
+def test_recorded_probabilities_leave_out_what_fills_up_a_map():
+  part, (x, tokens) = windowed(2), rows(3, 3)
+  found = part(x, Call(tokens, record=frozenset({'probabilities'}))).recorded['probabilities']
+  # The bottom right window has one token and three zeros.
+  corner = jnp.pad(x[:, 8:], ((0, 0), (0, 3), (0, 0)))
+  call = Call(Tokens.row(4, grid=(2, 2)), record=frozenset({'probabilities'}))
+  expected = np.zeros((2, 2, 9))
+  expected[:, :, 8] = part.mixer(corner, call).recorded['probabilities'][:, :, 0, 0]
+  np.testing.assert_allclose(found[:, :, 8], expected, atol=1e-6)
+  np.testing.assert_allclose(found[:, :, :2, [0, 1, 3, 4]].sum(-1), 1.0, atol=1e-6)
+
+
 def test_each_window_of_each_row_has_dropout_of_its_own():
   part = windowed(2, mixer=functools.partial(attention, dropout_rate=0.5))
   _, tokens = rows(4, 4)
