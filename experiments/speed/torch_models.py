@@ -1,6 +1,7 @@
 """Plain PyTorch models with the parameters of the configs in configs/: nn.Linear, nn.LayerNorm, nn.Embedding and
 scaled_dot_product_attention."""
 
+import importlib
 import math
 
 import torch
@@ -163,6 +164,49 @@ class ViT(nn.Module):
     return F.cross_entropy(self.head(self.norm(x).mean(dim=1)), batch['label'])
 
 
+class Timm(nn.Module):
+  """A classifier of timm, built when it is used; `change` replaces parts of it."""
+
+  def __init__(self, module: str, name: str, change=None, **settings):
+    super().__init__()
+    self.model = getattr(importlib.import_module(f'timm.models.{module}'), name)(**settings)
+    if change is not None:
+      change(self.model)
+
+  def forward(self, batch):
+    return F.cross_entropy(self.model(batch['image']), batch['label'])
+
+
+def _small_images(model):
+  """A stem of 3 x 3 without a pool, for images of 32 x 32."""
+  model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+  model.maxpool = nn.Identity()
+
+
+def _one_downsampling_less(model):
+  """The first stage keeps the grid of the stem."""
+  model.stages[0].downsample = nn.Identity()
+
+
+def resnet():
+  from timm.layers import GroupNorm
+  from timm.models.resnet import BasicBlock
+
+  return Timm(
+    'resnet',
+    'ResNet',
+    _small_images,
+    block=BasicBlock,
+    layers=[2, 2, 2, 2],
+    num_classes=10,
+    norm_layer=GroupNorm,
+  )
+
+
+def _of_images(batch: int):
+  return {'image': (None, (batch, 3, 32, 32)), 'label': (10, (batch,))}
+
+
 MODELS = {
   'gpt': (lambda: GPT(256, 6, 4, 1024, 8192, 256), {'tokens': (8192, (8, 256))}),
   'small_gpt': (lambda: GPT(128, 4, 4, 512, 272, 64), {'tokens': (272, (12, 64))}),
@@ -181,6 +225,46 @@ MODELS = {
   'vit': (
     lambda: ViT(128, 6, 4, 512, 4, 49, 10),
     {'image': (None, (64, 1, 28, 28)), 'label': (10, (64,))},
+  ),
+  'resnet': (resnet, _of_images(8)),
+  'vit_tiny': (
+    lambda: Timm(
+      'vision_transformer',
+      'VisionTransformer',
+      img_size=32,
+      patch_size=4,
+      num_classes=10,
+      embed_dim=192,
+      num_heads=3,
+    ),
+    _of_images(16),
+  ),
+  'swin': (
+    lambda: Timm(
+      'swin_transformer',
+      'SwinTransformer',
+      img_size=32,
+      patch_size=2,
+      num_classes=10,
+      embed_dim=64,
+      depths=(2, 2, 2),
+      num_heads=(2, 4, 8),
+      window_size=4,
+      drop_path_rate=0.0,
+    ),
+    _of_images(16),
+  ),
+  'convnext': (
+    lambda: Timm(
+      'convnext',
+      'ConvNeXt',
+      _one_downsampling_less,
+      patch_size=2,
+      num_classes=10,
+      depths=(2, 2, 2, 2),
+      dims=(32, 64, 128, 256),
+    ),
+    _of_images(16),
   ),
 }
 

@@ -19,6 +19,7 @@ from workers import Worker, compare, serve
 
 HERE = Path(__file__).parent
 NAMES = ('gpt', 'bert', 'encoder_decoder', 'vit', 'small_gpt')
+VISION = ('resnet', 'vit_tiny', 'swin', 'convnext')
 CONTENDERS = ('t2x', 'eager', 'compile')
 
 
@@ -115,7 +116,7 @@ def main() -> None:
   if sys.argv[1:2] == ['--work']:
     return work(*sys.argv[2:5])
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--models', nargs='+', default=NAMES, choices=NAMES)
+  parser.add_argument('--models', nargs='+', default=NAMES, choices=NAMES + VISION)
   parser.add_argument('--precisions', nargs='+', default=['f32', 'bf16'], choices=['f32', 'bf16'])
   parser.add_argument('--contenders', nargs='+', default=CONTENDERS, choices=CONTENDERS)
   parser.add_argument('--rounds', type=int, default=7)
