@@ -32,6 +32,7 @@ from t2x.data.samples.emoji import *
 from t2x.data.samples.factbook import *
 from t2x.data.samples.fashion_mnist import *
 from t2x.data.samples.libreoffice import *
+from t2x.data.samples.scene_questions import *
 from t2x.data.samples.sentiment import *
 from t2x.data.samples.standard_library import *
 from t2x.data.sentence_pairs import *
@@ -46,6 +47,7 @@ from t2x.data.sources.held_out import *
 from t2x.data.sources.hub_dataset import *
 from t2x.data.sources.image_folder import *
 from t2x.data.sources.lists import *
+from t2x.data.sources.mask_folder import *
 from t2x.data.sources.parquet import *
 from t2x.data.sources.rewriting import *
 from t2x.data.sources.subset import *

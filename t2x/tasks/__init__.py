@@ -24,6 +24,7 @@ from t2x.tasks.mixture import *
 from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *
 from t2x.tasks.permutation_lm import *
+from t2x.tasks.picture_questions import *
 from t2x.tasks.pictures import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *

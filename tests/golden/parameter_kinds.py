@@ -168,6 +168,7 @@ PARTS = [
   *_width(
     models.AttentionPool, attention=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32)
   ),
+  *_width(models.AnswerClassifier, num_classes=2),
   *_width(models.CapsulePool, num_capsules=2),
   *_width(models.CapsuleLengths, num_classes=2),
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
@@ -187,6 +188,14 @@ PARTS = [
   *_width(models.Funnel, stages=[STACK, STACK], pooling=STACK),
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
+  partial(
+    models.OneStream,
+    d_model=W,
+    inputs={'tokens': partial(models.EmbeddedInput, embedding=EMBEDDING)},
+    body=partial(models.Encoder, stack=STACK),
+    head=partial(models.Classifier, num_classes=3),
+  ),
+  *_width(models.EmbeddedInput, embedding=EMBEDDING, norm=layers.LayerNorm),
   partial(
     models.PixelClassifier,
     d_model=W,

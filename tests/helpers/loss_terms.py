@@ -32,6 +32,7 @@ from t2x.tasks import (
   MultipleChoice,
   NextSentence,
   PermutationLM,
+  PictureQuestions,
   PrefixLM,
   SemanticSegmentation,
   SequenceClassification,
@@ -88,6 +89,13 @@ TASKS = {
   ),
   'semantic_segmentation': SemanticSegmentation(
     source=NoSource(), image_shape=(4, 4, 1), num_classes=CLASSES
+  ),
+  'picture_questions': PictureQuestions(
+    source=NoSource(),
+    tokenizer=Bytes(),
+    modality=ImageModality(shape=(4, 4, 1)),
+    answers=['a', 'b', 'c'],
+    length=4,
   ),
   'audio_classification': AudioClassification(
     source=NoSource(),
@@ -201,6 +209,13 @@ class Pixels(nnx.Module):
     return Output(images.reshape(len(images), -1) @ self.classes[...])
 
 
+class WithQuestion(Pixels):
+  """Class logits that ignore the question."""
+
+  def __call__(self, ids, images, tokens=None, key=None):
+    return super().__call__(images)
+
+
 class Shades(nnx.Module):
   """Class logits of pixels that are linear in the pixel."""
 
@@ -217,6 +232,8 @@ def model_of(task):
     return Pixels(nnx.Rngs(0))
   if isinstance(task, SemanticSegmentation):
     return Shades(nnx.Rngs(0))
+  if isinstance(task, PictureQuestions):
+    return WithQuestion(nnx.Rngs(0))
   if isinstance(task, MultipleChoice | VersionContrast):
     return Bag(VOCAB, nnx.Rngs(0), num_classes=1)
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))

@@ -19,7 +19,8 @@ __all__ = ['Example', 'Source', 'label_values']
 # Text: `text`, or `source` and `target`: str. Captions: `source`: uint8 [height, width, channels] and
 # `target`: str. Images: `image`: uint8 [height, width, channels] and `label`: int. Labelled text: `text`
 # and `label`: str; `words` and `labels`: lists of str; `question` and `context`: str, with `answers` (list
-# of str) and `starts` (their offsets).
+# of str) and `starts` (their offsets). Pictures with questions: `image`, `question`, `answer`; with masks: `image` and
+# `mask`, integers [height, width].
 Example = dict[str, Any]
 
 
