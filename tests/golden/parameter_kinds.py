@@ -146,7 +146,7 @@ PARTS = [
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),
   *_width(layers.GridMLP, hidden_dim=32),
-  partial(layers.AllMLP, (8, W), width=32),
+  partial(layers.AllMLP, (8, 8, 8, W), width=32),
   *_width(layers.TokenMLP, layers.SpatialGating, length=N, hidden_dim=8),
   *_width(layers.FrozenBatchNorm, layers.MaxPool, layers.ActivatedResidual),
   *_width(layers.SqueezeExcitation, reduction=4),
