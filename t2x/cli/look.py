@@ -153,28 +153,32 @@ def _image(
 
   from t2x.data.sources.image_folder import decode_image
   from t2x.data.sources.rewriting import resized_as
-  from t2x.look import look_at_image
+  from t2x.look import look_at_boxes, look_at_image
   from t2x.look.inputs import Names
-  from t2x.tasks import ImageClassification
+  from t2x.tasks import Detection, ImageClassification
 
   task = loaded.task
-  if args.input is None or not isinstance(task, ImageClassification):
-    raise UserError('a model of images needs an ImageClassification task and --input FILE_OR_INDEX')
+  if args.input is None or not isinstance(task, ImageClassification | Detection):
+    raise UserError(
+      'a model of images needs an ImageClassification or Detection task and --input FILE_OR_INDEX'
+    )
   channels, classes = task.image_shape[-1], task.class_names
   if args.input.isdigit():
     rows = task.rows(task.eval_split)
     if int(args.input) >= len(rows):
       raise UserError(f"--input {args.input}: '{task.eval_split}' has {len(rows)} examples, from 0")
     row = rows[int(args.input)]
-    facts['label'] = Names(None, classes).label(int(row['label']))
+    if 'label' in row:
+      facts['label'] = Names(None, classes).label(int(row['label']))
   else:
     try:
       image = decode_image(Path(args.input).read_bytes(), channels)
-      row = {'image': resized_as(task.source, image), 'label': 0}
+      row = {'image': resized_as(task.source, image), 'label': 0, 'boxes': [], 'labels': []}
     except OSError as error:
       raise UserError(f'--input {args.input} cannot be read: {error.strerror}') from error
   transform = task.transform(train=False)
-  image = row['image'] if transform is None else transform(row, np.random.default_rng(0))['image']
+  example = row if transform is None else transform(row, np.random.default_rng(0))
+  image = example['image']
   if image.shape != task.image_shape:
     raise UserError(
       f'the image is {image.shape}, but the model reads {task.image_shape}: resize it'
@@ -182,4 +186,11 @@ def _image(
   mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
   pixels = np.clip((image * std + mean) * 255, 0, 255).astype(np.uint8)
   label = facts.get('label', '')
-  return look_at_image(loaded.model, image, pixels, label=label, classes=classes, **settings)
+  look = look_at_image(loaded.model, image, pixels, label=label, classes=classes, **settings)
+  if not isinstance(task, Detection):
+    return look
+  name = Names(None, classes).label
+  present = [i for i, number in enumerate(example['label']) if number < task.num_classes]
+  objects = [(example['boxes'][i], name(int(example['label'][i]))) for i in present]
+  picture = look_at_boxes(loaded.model, image, pixels, objects, name=name)
+  return dataclasses.replace(look, drawings={'Boxes': picture})

@@ -2,6 +2,7 @@
 
 from t2x.data.batches import *
 from t2x.data.best_fit import *
+from t2x.data.boxes import *
 from t2x.data.buckets import *
 from t2x.data.cache import *
 from t2x.data.colour_jitter import *
@@ -26,6 +27,7 @@ from t2x.data.samples.asterisk import *
 from t2x.data.samples.babel_dates import *
 from t2x.data.samples.brown import *
 from t2x.data.samples.digit_rows import *
+from t2x.data.samples.digit_scenes import *
 from t2x.data.samples.digits import *
 from t2x.data.samples.drawn_scenes import *
 from t2x.data.samples.emoji import *
@@ -39,6 +41,7 @@ from t2x.data.sentence_pairs import *
 from t2x.data.several_texts import *
 from t2x.data.skipping import *
 from t2x.data.sources.base import *
+from t2x.data.sources.coco_images import *
 from t2x.data.sources.deduplicated import *
 from t2x.data.sources.digests import *
 from t2x.data.sources.distractors import *

@@ -236,6 +236,10 @@ function otherSections() {
   }
 }
 
+function drawingsSection() {
+  for (const [title, url] of data.drawings) section(title, html('img', { src: url, alt: title }));
+}
+
 function mapsSection() {
   if (!data.maps.length) return () => {};
   const box = html('div', { class: 'maps' });
@@ -268,6 +272,7 @@ function loadsSection() {
   for (const [name, value] of data.facts) byId('versions').append(html('dt', {}, name), html('dd', {}, value));
   for (const note of data.notes) byId('notes').append(html('p', {}, note));
   await Promise.all([...data.attention.flatMap((one) => one.layers), ...data.maps, ...data.loads, ...(data.pixels ? [data.pixels] : [])].map(unpack));
+  drawingsSection();
   const draws = data.attention.map(attentionSection);
   if (data.lens) lensSection(data.lens);
   otherSections();

@@ -47,6 +47,7 @@ class Look:
     matrices: interaction matrix of each attention pattern.
     loads: load of the experts of each layer that has them.
     pixels: the image; None for texts.
+    drawings: pictures of predictions by title, such as boxes over the image.
     notes: what is missing, and why.
   """
 
@@ -58,6 +59,9 @@ class Look:
   matrices: tuple[InteractionMatrix, ...] = ()
   loads: tuple[ExpertLoad, ...] = ()
   pixels: UInt8[np.ndarray, 'height width channels'] | None = None
+  drawings: Mapping[str, UInt8[np.ndarray, 'rows columns 3']] = dataclasses.field(
+    default_factory=dict
+  )
   notes: tuple[str, ...] = ()
 
 

@@ -1,13 +1,15 @@
 """PNG files of a `Look`; requires the extra `report`."""
 
+import contextlib
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, UInt8
+from PIL import Image
 
 from t2x.base.errors import UserError, printable
 from t2x.look.attention import Attention, Grid
@@ -23,7 +25,7 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   """Writes the pictures of a page as PNG files and returns their paths.
 
   The files are `alignment.png` (cross-attention, mean over heads of each layer), `NAME_layer_N.png` (all heads of
-  a layer), `experts.png` (load of the experts of each layer) and `maps.png` (positions and patterns).
+  a layer), `experts.png` (load of the experts of each layer), `maps.png` (positions and patterns), and one for each drawing.
 
   Args:
     look: what to draw.
@@ -34,14 +36,19 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   """
   folder = Path(folder)
   paths = []
+  for title, picture in look.drawings.items():
+    path = folder / f'{_file_name(title)}.png'
+    with _writing(path):
+      Image.fromarray(picture).save(path)
+    paths.append(path)
   for attention in look.attention:
     if attention.is_cross:
       means = [
         (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
       ]
-      path = folder / f'{_file_name(attention).replace("cross_attention", "alignment")}.png'
+      path = folder / f'{_file_name(attention.name).replace("cross_attention", "alignment")}.png'
       paths.append(_write(path, means, _labels(attention)))
-    name = _file_name(attention)
+    name = _file_name(attention.name)
     for i, layer in enumerate(attention.layers):
       path = folder / f'{name}_layer_{i + 1}.png'
       heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
@@ -60,8 +67,18 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   return paths
 
 
-def _file_name(attention: Attention) -> str:
-  return re.sub(r'\W+', '_', attention.name).strip('_')
+def _file_name(title: str) -> str:
+  return re.sub(r'\W+', '_', title).strip('_').lower()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+  """Makes the folder of a file; raises a UserError if the file cannot be written."""
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    yield
+  except OSError as error:
+    raise UserError(f'{path}: the picture cannot be written: {error.strerror}') from error
 
 
 def draw_panels(
@@ -92,11 +109,8 @@ def _write(
     axes = figure.add_subplot(rows, columns, i + 1)
     axes.set_title(textwrap.fill(title, 36), fontsize='small')
     (draw or _map)(axes, values)
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
+  with _writing(path):
     figure.savefig(path, format='png')
-  except OSError as error:
-    raise UserError(f'{path}: the picture cannot be written: {error.strerror}') from error
   return path
 
 

@@ -46,7 +46,7 @@ class ModelSpec:
       language model, 'source' and 'target' of an encoder-decoder, 'image' of an image model.
     outputs: names of the outputs that the head computes: 'token logits' over the vocabulary, 'further tokens' (logits of
       later tokens), 'class logits' per row,
-      'classes per token', 'vectors', or names of a user's task and head.
+      'classes per token', 'vectors', 'boxes' with their classes, or names of a user's task and head.
     patterns: attention patterns of the layers whose output the head reads.
     num_classes: number of class logits; None without a classifier.
     num_types: number of token types (BERT's sentences A and B).

@@ -3,6 +3,7 @@
 from t2x.tasks.alignments import *
 from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
+from t2x.tasks.average_precision import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
@@ -10,6 +11,7 @@ from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
 from t2x.tasks.contrastive import *
 from t2x.tasks.denoising import *
+from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *

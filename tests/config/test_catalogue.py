@@ -55,12 +55,14 @@ def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   vision = ['DistilledVisionTransformer', 'FlexibleVisionTransformer', 'PixelClassifier']
   assert sorted(names['Model']) == sorted(
     [
+      'DETR',
       'EncoderDecoder',
       'LanguageModel',
       'OneStream',
       'TwoTower',
       'VisionTransformer',
       'WithGenerator',
+      'YOLOS',
       *vision,
     ]
   )

@@ -22,6 +22,7 @@ from t2x.tasks import (
   Captions,
   CausalLM,
   Denoising,
+  Detection,
   ImageClassification,
   ImageModality,
   LanguageModelling,
@@ -102,6 +103,9 @@ TASKS = {
     num_classes=CLASSES,
     features=LogMel(rate=8000, window=200, hop=80, num_frames=4, num_features=4),
   ),
+  'detection': Detection(
+    image_shape=(4, 4, 1), num_classes=CLASSES - 1, num_queries=6, no_object=0.3
+  ),
   'captions': Captions(
     source=DigitRows(),
     tokenizer=Bytes(),
@@ -153,6 +157,8 @@ def batch_of(task, num_rows=8, seed=0):
       return np.arange(num_rows) % 2
     if name == 'in_source':
       return np.broadcast_to(np.arange(shape[1]) < 2, shape)
+    if name == 'boxes':
+      return rng.uniform(0.2, 0.6, shape)
     if name in ('start', 'end', 'types', 'next'):
       return np.zeros(shape)
     if name == 'target' and shape == (num_rows,):
@@ -226,6 +232,20 @@ class Shades(nnx.Module):
     return Output(images @ self.classes[...])
 
 
+class Queries(nnx.Module):
+  """Classes and boxes of six queries in two layers, which are linear in the pixels."""
+
+  def __init__(self, rngs):
+    shape = (2, 6, 16, CLASSES + 4)
+    axes = (None, None, 'embed', 'classes')
+    self.table = param(normal(1.0), shape, axes, rngs, kind='table')
+
+  def __call__(self, images, key=None):
+    y = jnp.einsum('bp,lqpc->blqc', images.reshape(len(images), -1), self.table[...])
+    heads = {'classes': y[..., :CLASSES], 'boxes': jax.nn.sigmoid(y[..., CLASSES:])}
+    return Output(heads['classes'][:, -1], heads=heads)
+
+
 def model_of(task):
   """A model with which a step compiles quickly."""
   if isinstance(task, ImageClassification | AudioClassification):
@@ -234,6 +254,8 @@ def model_of(task):
     return Shades(nnx.Rngs(0))
   if isinstance(task, PictureQuestions):
     return WithQuestion(nnx.Rngs(0))
+  if isinstance(task, Detection):
+    return Queries(nnx.Rngs(0))
   if isinstance(task, MultipleChoice | VersionContrast):
     return Bag(VOCAB, nnx.Rngs(0), num_classes=1)
   return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))

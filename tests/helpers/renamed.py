@@ -63,6 +63,22 @@ def model_of(shapes, rename, arrays, statistics=None):
   return jax.tree.unflatten(jax.tree.structure(shapes), [own.found[name] for name in wanted])
 
 
+def normalised(own, name, convolution, norm):
+  """A convolution without bias, and batch normalisation."""
+  own.convolution(f'{name}.convolution', convolution, bias=False)
+  own.norm(f'{name}.norm', norm)
+  for ours, theirs in (('mean', 'running_mean'), ('variance', 'running_var')):
+    own.found[f'{name}.norm.{ours}'] = jnp.asarray(own.statistics[f'{norm}.{theirs}'], jnp.float32)
+
+
+def in_transformers_resnet(own, name, theirs):
+  """Convolutions of a branch of transformers."""
+  parts = ('first', 'second', 'third')
+  for i, part in enumerate(parts):
+    if f'{theirs}.{i}.convolution.weight' in own.left:
+      normalised(own, f'{name}.{part}', f'{theirs}.{i}.convolution', f'{theirs}.{i}.normalization')
+
+
 def logits_and_gradients(
   shapes, rename, arrays, images, labels, statistics=None, apply=lambda model, x: model(x).x
 ):

@@ -18,6 +18,7 @@ for name, model, mesh in (
   ('causal_lm', transformer(3, LMHead, 509, 4), Mesh(data=4, tensor=2)),
   ('with_token_modelling', two_terms, Mesh(data=8)),
   ('with_token_modelling', two_terms, Mesh(data=2, fsdp=2, tensor=2)),
+  ('detection', model_of(TASKS['detection']), Mesh(data=8)),
 ):
   batch = batch_of(TASKS[name], num_rows=16)
   one_device, metrics = gradient(TASKS[name], model, batch)

@@ -7,12 +7,11 @@ are (`FrozenBatchNorm`). Gradients are of the references' parameters.
 import functools
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from t2x.experiments import read_config
-from tests.helpers.renamed import logits_and_gradients
+from tests.helpers.renamed import in_transformers_resnet, logits_and_gradients, normalised
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
@@ -31,22 +30,6 @@ def dense_of_one_tap(own, name, theirs):
   kernel = own.left.pop(f'{theirs}.weight')
   own.found[f'{name}.kernel'] = kernel[:, :, 0, 0].T
   own.take(f'{name}.bias', f'{theirs}.bias')
-
-
-def normalised(own, name, convolution, norm):
-  """A convolution without bias, and batch normalisation."""
-  own.convolution(f'{name}.convolution', convolution, bias=False)
-  own.norm(f'{name}.norm', norm)
-  for ours, theirs in (('mean', 'running_mean'), ('variance', 'running_var')):
-    own.found[f'{name}.norm.{ours}'] = jnp.asarray(own.statistics[f'{norm}.{theirs}'], jnp.float32)
-
-
-def in_transformers_resnet(own, name, theirs):
-  """Convolutions of a branch of transformers."""
-  parts = ('first', 'second', 'third')
-  for i, part in enumerate(parts):
-    if f'{theirs}.{i}.convolution.weight' in own.left:
-      normalised(own, f'{name}.{part}', f'{theirs}.{i}.convolution', f'{theirs}.{i}.normalization')
 
 
 def resnet(own, bottleneck):

@@ -21,16 +21,21 @@ class Digits(Sample):
   split_names = ('train', 'test')
 
   def examples(self, split):
-    try:
-      from sklearn.datasets import load_digits
-    except ImportError as error:
-      raise UserError("Digits needs scikit-learn: pip install 't2x[samples]'") from error
-    images, labels = load_digits(return_X_y=True)
-    images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    test = np.arange(len(images)) % 5 == 4
-    for i in np.flatnonzero(test if split == 'test' else ~test):
-      yield {'image': images[i], 'label': int(labels[i])}
+    for i, (image, label) in enumerate(in_published_order()):
+      if (i % 5 == 4) == (split == 'test'):
+        yield {'image': image, 'label': label}
 
   def fingerprint(self) -> str:
     """Identifies the class only: the data never changes."""
     return fingerprint(self)
+
+
+def in_published_order() -> list[tuple[np.ndarray, int]]:
+  """Returns all images and labels in the order of scikit-learn, which is that of the writers."""
+  try:
+    from sklearn.datasets import load_digits
+  except ImportError as error:
+    raise UserError("Digits needs scikit-learn: pip install 't2x[samples]'") from error
+  images, labels = load_digits(return_X_y=True)
+  images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+  return list(zip(images, map(int, labels), strict=True))

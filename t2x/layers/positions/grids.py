@@ -26,6 +26,7 @@ __all__ = [
   'LearnedGrid',
   'LogGridBias',
   'QuadraticGridBias',
+  'ScaledSinusoidalGrid',
   'SinusoidalGrid',
   'resize_grid',
 ]
@@ -140,13 +141,53 @@ class SinusoidalGrid(PositionEncoding):
       UserError: the tokens have no grid of rows and columns, or their number is not `num_extra` plus the
         size of the grid.
     """
-    grid = _grid(x, tokens, self.num_extra, 'SinusoidalGrid')
-    quarter = x.shape[-1] // 4
+    grid = _grid(x, tokens, self.num_extra, type(self).__name__)
+    vectors = np.pad(self.vectors(grid, x.shape[-1]), ((self.num_extra, 0), (0, 0)))
+    return x + jnp.asarray(vectors, x.dtype)[None]
+
+  def vectors(self, grid: tuple[int, int], size: int) -> np.ndarray:
+    """Returns the vectors of a grid, [rows * columns, size], row by row."""
+    quarter = size // 4
     exponents = np.arange(quarter) / max(quarter - self.exponent_shift, 1)
     row, column = (a.reshape(-1, 1) / self.max_wavelength**exponents for a in np.indices(grid))
     parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
-    table = np.pad(np.concatenate(parts, axis=1), ((self.num_extra, 0), (0, 0)))
-    return x + jnp.asarray(table, x.dtype)[None]
+    return np.concatenate(parts, axis=1)
+
+
+class ScaledSinusoidalGrid(SinusoidalGrid):
+  """Fixed sines and cosines of row and column from 0 to 2 pi over the image, whatever its grid, so that a place has about the
+  same vector in images of all sizes (DETR, https://arxiv.org/abs/2005.12872).
+
+  Half of the features are of the row, the others of the column, with sine and cosine of a frequency side by side.
+
+  Args:
+    d_model: width of the tokens; a multiple of 4.
+    num_extra: number of tokens before the patches, which are not changed.
+    max_wavelength: frequency j is max_wavelength^(-j / (d_model / 4)).
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_extra: Natural = 0,
+    max_wavelength: Positive = 10000.0,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model, num_extra=num_extra, max_wavelength=max_wavelength, exponent_shift=0, rngs=rngs
+    )
+
+  def vectors(self, grid, size):
+    """Returns the vectors of a grid. The last row and column are at 2 pi, up to the constant 1e-6 of the published code."""
+    divisors = self.max_wavelength ** (np.arange(size // 4) / (size // 4))
+    places = (
+      2 * math.pi * (place + 1) / (length + 1e-6)
+      for place, length in zip(np.indices(grid), grid, strict=True)
+    )
+    angles = [place.reshape(-1, 1) / divisors for place in places]
+    pairs = [np.stack([np.sin(a), np.cos(a)], axis=-1).reshape(len(a), -1) for a in angles]
+    return np.concatenate(pairs, axis=1)
 
 
 class GridBias(PositionEncoding):
