@@ -114,7 +114,7 @@ def _within(
   boxes: Float32[np.ndarray, 'objects 4'], part: Box
 ) -> tuple[Float32[np.ndarray, 'objects 4'], Bool[np.ndarray, ' objects']]:
   """Returns left, top, right and bottom as shares of a part of the image, cut at its edges, and which boxes are in it."""
-  start, end = np.float32(part[:2]), np.float32(part[2:])
+  start, end = np.asarray(part[:2], np.float32), np.asarray(part[2:], np.float32)
   first = (boxes[:, :2] - start) / (end - start)
   last = (boxes[:, :2] + boxes[:, 2:] - start) / (end - start)
   first, last = np.clip(first, 0, 1), np.clip(last, 0, 1)

@@ -2,6 +2,7 @@
 (https://arxiv.org/abs/2106.00666)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from t2x.layers import (
   xavier_uniform,
 )
 from t2x.layers.composites import recorded_by
+from t2x.layers.parameters import Kind
 from t2x.models.bodies import Encoder
 from t2x.models.interfaces import Body, Model, Output
 from t2x.models.spec import ModelSpec
@@ -62,10 +64,11 @@ class BoxHead(nnx.Module):
     self.num_classes = num_classes
 
     def layers(count: int, outputs: int, axis: str) -> nnx.List:
-      ends = [('embed', d_model, 'matrix')] * (count - 1) + [(axis, outputs, 'table')]
+      hidden: tuple[str, int, Kind] = ('embed', d_model, 'matrix')
+      last: tuple[str, int, Kind] = (axis, outputs, 'table')
       return nnx.List(
         Linear((d_model,), (size,), ('embed', name), init=init, kind=kind, rngs=rngs)
-        for name, size, kind in ends
+        for name, size, kind in [*[hidden] * (count - 1), last]
       )
 
     self.classes = layers(class_layers, num_classes + 1, 'classes')
@@ -128,8 +131,15 @@ class YOLOS(VisionTransformer):
     input_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
-    parts = {'embedding': embedding, 'positions': positions, 'body': body}
-    super().__init__(d_model=d_model, head=None, input_dropout=input_dropout, rngs=rngs, **parts)
+    super().__init__(
+      d_model=d_model,
+      embedding=embedding,
+      positions=positions,
+      body=body,
+      head=None,
+      input_dropout=input_dropout,
+      rngs=rngs,
+    )
     if num_queries > self.embedding.num_extra:
       raise UserError(
         f'YOLOS.num_queries = {num_queries}, but @{type(self.embedding).__name__} has {self.embedding.num_extra} tokens '
@@ -183,9 +193,9 @@ class DETR(nnx.Module):
     *,
     d_model: Size,
     num_queries: Size,
-    backbone: Callable[..., VisionTransformer],
+    backbone: Callable[..., Model],
     encoder: Callable[..., Body] = Encoder,
-    decoder: Callable[..., Encoder] = Encoder,
+    decoder: Callable[..., Body] = Encoder,
     source_encoding: Callable[..., PositionEncoding] = AddressPositions,
     norm: Callable[..., Norm] = LayerNorm,
     head: Callable[..., BoxHead] = BoxHead,
@@ -193,17 +203,19 @@ class DETR(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.num_queries = num_queries
-    self.backbone = backbone(rngs=rngs)
-    if self.backbone.head is not None or self.backbone.embedding.num_extra:
+    features: Any = backbone(rngs=rngs)
+    has_grid = isinstance(features, VisionTransformer) and not features.embedding.num_extra
+    if not has_grid or features.head is not None:
       raise UserError(
-        'DETR.backbone computes features of the grid: set the head of the backbone to None, and '
-        'PatchEmbedding.class_token to False'
+        'DETR.backbone must compute features of a grid: use @VisionTransformer with head = None, without class token '
+        'and registers'
       )
+    self.backbone = features
     width = self.backbone.body.output_dim
     self.projection = Linear((width,), (d_model,), ('features', 'embed'), init=init, rngs=rngs)
     self.encoder = encoder(d_model, rngs=rngs)
     self.decoder = decoder(d_model, rngs=rngs)
-    if self.decoder.final_norm is not None:
+    if isinstance(self.decoder, Encoder) and self.decoder.final_norm is not None:
       raise UserError(
         'DETR.decoder has a final norm, but DETR.norm is that of every layer: set final_norm of the decoder to None'
       )

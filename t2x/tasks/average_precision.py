@@ -29,9 +29,9 @@ class Detected(NamedTuple):
     scores: probability of that class, [queries].
   """
 
-  boxes: np.ndarray
-  labels: np.ndarray
-  scores: np.ndarray
+  boxes: Any
+  labels: Any
+  scores: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

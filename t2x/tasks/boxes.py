@@ -1,6 +1,8 @@
 """Boxes in the loss of detectors: generalised intersection over union (https://arxiv.org/abs/1902.09630) and the matching of
 predictions and objects with the least cost (Hungarian algorithm)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +50,7 @@ def least_cost(
   return jax.pure_callback(_assigned, shape, *arrays, vmap_method='broadcast_all')
 
 
-def _assigned(cost: Array, present: Array) -> np.ndarray:
+def _assigned(cost: Any, present: Any) -> np.ndarray:
   from scipy.optimize import linear_sum_assignment
 
   cost, present = np.asarray(cost, np.float64), np.asarray(present)

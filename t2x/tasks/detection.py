@@ -12,6 +12,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Fraction, NonNegative, Positive, Size
 from t2x.data import Crop, PrepareBoxes
 from t2x.data.sources.base import class_names
+from t2x.layers.constraints import constrain
 from t2x.models import Inputs
 from t2x.models.losses import cross_entropy
 from t2x.tasks.base import Task, TaskOutput
@@ -143,7 +144,8 @@ class Detection(Task):
     distance = jnp.abs(predicted - boxes).sum(axis=-1)
     cost = self.l1 * distance - own - self.giou * overlaps(predicted, boxes)[1]
     present = jnp.broadcast_to(labels != self.num_classes, cost.shape[:2] + labels.shape[2:])
-    return least_cost(cost, present)
+    # The host matches all rows of a batch at once.
+    return least_cost(constrain(cost, *[None] * 4), constrain(present, *[None] * 3))
 
   def sums(self, model, batch, key):
     """Returns the losses of classes and boxes, and the metrics of the last layer."""

@@ -72,8 +72,11 @@ class DigitScenes(Sample):
       size = np.ptp(columns) + 1, np.ptp(rows) + 1
       boxes.append((left + columns[0], top + rows[0], *size))
       labels.append(label)
-    boxes = np.array(boxes, np.float32).reshape(-1, 4)
-    return {'image': canvas[..., None], 'boxes': boxes, 'labels': np.array(labels, int)}
+    return {
+      'image': canvas[..., None],
+      'boxes': np.array(boxes, np.float32).reshape(-1, 4),
+      'labels': np.array(labels, int),
+    }
 
   def fingerprint(self) -> str:
     """Identifies the settings: the data never changes."""
