@@ -61,14 +61,17 @@ hypothesis.settings.load_profile('t2x')
 # Before the fast lane is chosen by its mark.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Tests in slow.txt are slow. Files whose tests are marked as slow come first, so that of several workers
-  none is left alone with one."""
+  """Tests in slow.txt are slow, and those that begin with a line of nightly.txt run at night. Files whose tests are
+  marked as slow come first, so that of several workers none is left alone with one."""
   from tests.slow import listed, name_of
 
   slow = {item.path for item in items if item.get_closest_marker('slow')}
-  names = listed()
+  names, nightly = listed(), tuple((ROOT / 'tests' / 'nightly.txt').read_text().split('\n')[:-1])
   for item in items:
-    name = name_of(str(item.path.relative_to(ROOT)), item.name)
+    path = str(item.path.relative_to(ROOT))
+    name = name_of(path, item.name)
+    if f'{path.removeprefix("tests/")}::{item.name}'.startswith(nightly):
+      item.add_marker('nightly')
     if name in names or item.get_closest_marker('nightly'):
       item.add_marker('slow')
   items.sort(key=lambda item: item.path not in slow)

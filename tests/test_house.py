@@ -160,3 +160,10 @@ def test_files_and_functions_are_short():
     for node in ast.walk(tree_of(path)):
       if isinstance(node, ast.FunctionDef):
         assert node.end_lineno - node.lineno < MAX_FUNCTION, f'{path}: {node.name}'
+
+
+def test_tests_that_run_at_night_exist():
+  for line in (ROOT / 'tests' / 'nightly.txt').read_text().splitlines():
+    file, name = line.split('::')
+    text = (ROOT / 'tests' / file).read_text()
+    assert not name or f'def {name.partition("[")[0]}(' in text, line
