@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
   if spec.first.kind == 'ids':
     look = _text(args, loaded, settings, facts, is_pair)
   elif is_pair:
-    raise UserError(
-      f'look does not draw encoder-decoders whose source is {spec.first.kind}: use t2x.load(RUN).attention'
-    )
+    look = _caption(args, loaded, settings, facts)
   else:
     look = _image(args, loaded, settings, facts)
   if args.rows is not None:
@@ -114,13 +112,57 @@ def _text(
     return look_at_text(
       loaded.model, loaded.tokenizer, text, classes=_class_names(loaded), **settings
     )
-  target: Any = args.target
-  if target is None:
-    (answer,) = loaded.generate(text)
-    target, facts['output'] = answer['tokens'], answer['text']
-    if not target:
-      raise UserError('the run generates an empty output: give a --target')
+  target = _target(args, lambda: loaded.generate(text)[0], facts)
   return look_at_pair(loaded.model, loaded.tokenizer, text, target, **settings)
+
+
+def _target(
+  args: argparse.Namespace, generate: Callable[[], dict[str, Any]], facts: dict[str, str]
+) -> Any:
+  """Returns --target, or the tokens that the run generates."""
+  if args.target is not None:
+    return args.target
+  answer = generate()
+  facts['output'] = answer['text']
+  if not answer['tokens']:
+    raise UserError('the run generates an empty output: give a --target')
+  return answer['tokens']
+
+
+def _caption(
+  args: argparse.Namespace, loaded: 'Loaded', settings: dict[str, Any], facts: dict[str, str]
+) -> 'Look':
+  from t2x.look import look_at_pair
+  from t2x.tasks import Captions, ImageModality
+
+  task = loaded.task
+  if not isinstance(task, Captions) or not isinstance(task.modality, ImageModality):
+    raise UserError(
+      f'look does not draw encoder-decoders whose source is {loaded.model.spec.first.kind}, except captions of '
+      'images: use t2x.load(RUN).attention'
+    )
+  if args.input is None:
+    raise UserError('a model of images needs --input FILE_OR_INDEX')
+  if args.input.isdigit():
+    examples = task.source.load(task.eval_split)
+    _check_index(args.input, task.eval_split, examples)
+    pixels = examples[int(args.input)]['source']
+  else:
+    task.check_prompt(args.input)
+    pixels = task.modality.read(Path(args.input))
+  image = task.modality.prepare(pixels, None)['source']
+
+  def generate():
+    settings = {'strategy': task.default_strategy, 'max_new_tokens': task.target_length}
+    return task.generate(loaded.model, [pixels], **settings)[0][0]
+
+  target = _target(args, generate, facts)
+  return look_at_pair(loaded.model, loaded.tokenizer, image, target, pixels=pixels, **settings)
+
+
+def _check_index(index: str, split: str, examples: Sequence[Any]) -> None:
+  if int(index) >= len(examples):
+    raise UserError(f"--input {index}: '{split}' has {len(examples)} examples, from 0")
 
 
 def _with_rows(look: 'Look', loaded: 'Loaded', num_rows: int) -> 'Look':
@@ -165,8 +207,7 @@ def _image(
   channels, classes = task.image_shape[-1], task.class_names
   if args.input.isdigit():
     rows = task.rows(task.eval_split)
-    if int(args.input) >= len(rows):
-      raise UserError(f"--input {args.input}: '{task.eval_split}' has {len(rows)} examples, from 0")
+    _check_index(args.input, task.eval_split, rows)
     row = rows[int(args.input)]
     if 'label' in row:
       facts['label'] = Names(None, classes).label(int(row['label']))

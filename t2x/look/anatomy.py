@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.layers import Call, PositionEncoding, Tokens
+from t2x.look.attention import Grid
 from t2x.models import (
   Decoder,
   Encoder,
@@ -52,6 +54,15 @@ class Side:
         x, tokens = result.x, result.tokens or tokens
       found.append(tokens)
     return found
+
+  def grids(self, image: Float[np.ndarray, 'height width channels']) -> list[Grid]:
+    """Returns the grid of the tokens of an image in each stage that has one."""
+    stages = self.tokens_of_stages(jnp.asarray(image[None]))
+    return [
+      Grid(*tokens.grid, tokens.num_extra)
+      for tokens in stages
+      if tokens.grid is not None and len(tokens.grid) == 2
+    ]
 
   def normalised(self, x: Float[Array, '*rest width']) -> Float[Array, '*rest width']:
     """Returns the input of the head for the residual stream `x` after a layer."""

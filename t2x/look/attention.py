@@ -48,6 +48,15 @@ class Grid:
     """Number of extra tokens and patches."""
     return self.num_extra + self.rows * self.columns
 
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the extra tokens and of the patches."""
+    extra = [f'extra token {i + 1}' for i in range(self.num_extra)]
+    if self.num_extra == 1:
+      extra = ['class token']
+    places = np.ndindex(self.rows, self.columns)
+    return (*extra, *(f'row {row + 1}, column {column + 1}' for row, column in places))
+
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
@@ -60,7 +69,7 @@ class Attention:
     keys: labels of the keys.
     layers: probabilities of each layer, [heads, queries, keys].
     statistics: statistics of the heads of each layer.
-    grid: the grid of the queries and keys; None for texts.
+    grid: the grid of the keys, and in self-attention of the queries; None for texts.
   """
 
   name: str

@@ -6,6 +6,8 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
+from t2x.look.anatomy import Side
+from t2x.look.attention import Grid
 from t2x.tasks.inspection import Inspection
 
 
@@ -42,6 +44,26 @@ def encoded(inspection: Inspection, text: str | np.ndarray) -> np.ndarray:
   if isinstance(text, str):
     return inspection.encode([text])[0][0]
   return np.asarray(text, np.int32)
+
+
+def source_of_pair(
+  inspection: Inspection, side: Side | None, source: str | np.ndarray, is_text: bool
+) -> tuple[np.ndarray, tuple[Sequence[str], np.ndarray, Sequence[Grid]]]:
+  """Returns the input of an encoder; and the names of its tokens, which of them are separators, and the grids of the stages.
+
+  Args:
+    inspection: the model and its tokenizer.
+    side: the encoder; None for a model class that is not part of t2x.
+    source: a text, token ids int32 [length] or an image float32 [height, width, channels].
+    is_text: whether it is a text.
+  """
+  if is_text:
+    ids, names = encoded(inspection, source), Names(inspection.tokenizer)
+    return ids, (names.tokens(ids), names.separators(ids), ())
+  assert isinstance(source, np.ndarray)
+  grids = [] if side is None else side.grids(source)
+  keys = grids[-1].names if grids else ()
+  return source, (keys, np.zeros(len(keys), bool), grids)
 
 
 def target_ids(

@@ -141,9 +141,11 @@ const mapName = (map) => map ? `head ${map}` : 'mean over heads';
 
 /** A picture under the attention of one query, with a choice of the query; returns `draw(layer, map)`. */
 function pictureOf(one, figure, select, seen) {
-  const extra = one.grid[2];
-  choices(select, [...one.queries.slice(0, extra).map((name, at) => [String(at), name]), ['-1', 'mean over queries'],
-    ...one.queries.slice(extra).map((name, at) => [String(at + extra), name])]);
+  // The queries of cross-attention are words.
+  const [extra, words] = [one.grid[2], one.name.startsWith('cross-attention')];
+  const first = words ? one.queries.length : extra;
+  choices(select, [...one.queries.slice(0, first).map((name, at) => [String(at), name]), ['-1', 'mean over queries'],
+    ...one.queries.slice(first).map((name, at) => [String(at + first), name])]);
   let last = [0, 0];
   const draw = (at, map) => {
     last = [at, map];
@@ -151,9 +153,9 @@ function pictureOf(one, figure, select, seen) {
     const queries = query < 0 ? [...one.queries.keys()] : [query];
     const sums = one.keys.map((_, key) => average(queries.map((q) => layer.value(map, q, key))));
     const text = `Layer ${at + 1}, ${mapName(map)}: attention of ${query < 0 ? 'all queries' : one.queries[query]}`;
-    overlay(figure, one, { weight: (key) => sums[key], query, text, choose: (key) => { select.value = String(key); draw(...last); } });
+    overlay(figure, one, { weight: (key) => sums[key], query: words ? -1 : query, text, choose: (key) => { if (!words) { select.value = String(key); draw(...last); } } });
     seen.textContent = one.keys.slice(0, extra).map((name, key) => `Weight of the ${name}: ${short(sums[key], 3)}. `).join('')
-      + `Orange: weight of the patch, relative to the maximum of the picture (${short(Math.max(...sums.slice(extra)), 3)}). Click on a patch to choose it as the query.`;
+      + `Orange: weight of the patch, relative to the maximum of the picture (${short(Math.max(...sums.slice(extra)), 3)}).${words ? '' : ' Click on a patch to choose it as the query.'}`;
   };
   select.addEventListener('change', () => draw(...last));
   return draw;

@@ -19,7 +19,7 @@ from t2x.look.attention import (
   grid_statistics,
   self_attention,
 )
-from t2x.look.inputs import Names, check_length, encoded, target_ids
+from t2x.look.inputs import Names, check_length, encoded, source_of_pair, target_ids
 from t2x.look.lens import Lens, TokenLosses, logit_lens, masked_logits, token_losses
 from t2x.look.loads import LOAD, ExpertLoad, load_of_input, records_load
 from t2x.look.parameters import Neighbours, PositionVectors, neighbours, position_vectors
@@ -124,58 +124,58 @@ def look_at_pair(
   source: str | np.ndarray,
   target: str | Sequence[int],
   *,
+  pixels: UInt8[np.ndarray, 'height width channels'] | None = None,
   start: Sequence[int] | None = None,
-  max_tokens: int = MAX_TOKENS,
+  max_tokens: int | None = None,
 ) -> Look:
   """Looks at an encoder-decoder that reads the source and, by teacher forcing, predicts the target.
 
   Args:
     model: the model.
     tokenizer: its tokenizer; None for token ids.
-    source: the source text, or its token ids int32 [length].
+    source: the source text, its token ids int32 [length], or an image, normalised as in training.
     target: the target text, or the token ids to predict, including the end of the text.
+    pixels: the image to show, if the source is one.
     start: ids before the target in the decoder's input; None: those of the tokenizer.
-    max_tokens: maximum number of tokens on each side.
+    max_tokens: maximum number of tokens on each side; None: `MAX_TOKENS`, and `MAX_PATCHES` of an image.
 
   Raises:
     UserError: a side is too long or empty, or the model has no tokenizer.
   """
   inspection = Inspection(model, tokenizer)
-  ids = encoded(inspection, source)
+  names, target_names = Names(tokenizer), Names(tokenizer and tokenizer.target)
   before, labels = target_ids(tokenizer, target, start)
-  spec = model.spec
-  check_length('the source', len(ids), max_tokens, spec.first.max_length)
-  check_length('the target', len(before) - 1 + len(labels), max_tokens, spec.max_length)
+  spec, is_text = model.spec, pixels is None
+  parts, notes = _parts(model)
+  own = source_of_pair(inspection, parts.get('encoder'), source, is_text)
+  inputs, (keys, _, _) = own
+  most = max_tokens or (MAX_TOKENS if is_text else MAX_PATCHES)
+  check_length('the source', len(keys), most, spec.first.max_length)
+  first = len(before) - 1
+  check_length('the target', first + len(labels), max_tokens or MAX_TOKENS, spec.max_length)
   read = np.array([*before, *labels[:-1]], np.int32)
   predicted = np.array([*before[1:], *labels], np.int32)
-  parts, notes = _parts(model)
-  logits, recorded = _outputs(inspection, parts, notes, ids[None], read[None])
-  names, target_names = Names(tokenizer), Names(tokenizer and tokenizer.target)
-  lens = None
+  logits, recorded = _outputs(inspection, parts, notes, inputs[None], read[None])
+  texts, lens = (target_names.tokens(read), target_names.tokens(predicted)), None
   if 'decoder' in parts:
     hidden = in_order_of_row(recorded, 'hidden', 'decoder')
-    texts = target_names.tokens(read), target_names.tokens(predicted)
     lens = logit_lens(model, parts['decoder'], hidden, *texts, target_names.token)
-  first = len(before) - 1
-  losses = token_losses(
-    logits[0, first:],
-    predicted[first:],
-    target_names.tokens(predicted[first:]),
-    'the source and the target tokens before it',
-  )
+  context = 'the source and the target tokens before it'
+  losses = token_losses(logits[0, first:], predicted[first:], texts[1][first:], context)
   tables = [
-    neighbours(side, parts[side].embedding, tokens, own.token)
-    for side, tokens, own in (('encoder', ids, names), ('decoder', predicted, target_names))
-    if side in parts
+    neighbours(side, parts[side].embedding, ids, one.token)
+    for side, ids, one in (('encoder', inputs, names), ('decoder', predicted, target_names))
+    if side in parts and (is_text or side == 'decoder')
   ]
   return Look(
-    _pair_attention(recorded, model, (names, ids), (target_names, read, predicted)),
+    _pair_attention(recorded, model, own[1], (target_names, read, predicted)),
     lens,
     losses,
     _present(tables),
-    _positions(parts, {'encoder': ids, 'decoder': read}),
+    _positions(parts, {'encoder': inputs, 'decoder': read}),
     _matrices(parts),
     load_of_input(model, recorded),
+    pixels=pixels,
     notes=tuple(notes),
   )
 
@@ -207,12 +207,7 @@ def look_at_image(
   num_tokens = 0 if row is None else row.positions.shape[1]
   check_length('the image', num_tokens, max_tokens, None, 'patches and extra tokens')
   _, recorded = _outputs(Inspection(model, None), parts, notes, image[None])
-  stages = parts[''].tokens_of_stages(jnp.asarray(image[None])) if '' in parts else []
-  grids = [
-    Grid(*tokens.grid, tokens.num_extra)
-    for tokens in stages
-    if tokens.grid is not None and len(tokens.grid) == 2
-  ]
+  grids = parts[''].grids(image) if '' in parts else []
   lens = None
   if '' in parts and class_logits(model) is not None:
     hidden, names = in_order_of_row(recorded, 'hidden'), Names(None, classes)
@@ -291,62 +286,58 @@ def _text_attention(
 def _pair_attention(
   recorded: Mapping[str, np.ndarray],
   model: Any,
-  source: tuple[Names, np.ndarray],
+  source: tuple[Sequence[str], np.ndarray, Sequence[Grid]],
   target: tuple[Names, np.ndarray, np.ndarray],
 ) -> tuple[Attention, ...]:
   """Returns the attention of each sublayer of the decoder to the source, and the self-attention of both sides."""
-  (names, ids), (target_names, read, predicted) = source, target
+  (keys, separators, grids), (target_names, read, predicted) = source, target
+  grid = grids[-1] if grids else None
   readers = source_readers(model, 'decoder')
-  keys, separators = names.tokens(ids), names.separators(ids)
   queries = tuple(target_names.tokens(predicted))
   of_source = [name for name in _sublayers(recorded, 'decoder') if name in readers]
   cross = []
   for sublayer in of_source:
     layers = tuple(in_order_of_row(recorded, f'{sublayer}.probabilities', 'decoder'))
+    if (size := layers[0].shape[-1]) != len(
+      keys
+    ):  # The encoder merges tokens, or they have no grid.
+      keys, separators, grid = [f'token {i + 1}' for i in range(size)], np.zeros(size, bool), None
     statistics = tuple(cross_statistics(layer, separators) for layer in layers)
     name = 'cross-attention' if len(of_source) == 1 else f'cross-attention ({sublayer})'
-    cross.append(Attention(name, queries, tuple(keys), layers, statistics))
+    cross.append(Attention(name, queries, tuple(keys), layers, statistics, grid))
   inputs = target_names.tokens(read)
   own = target_names.separators(read)
   return (
     *cross,
-    *_text_attention(recorded, keys, separators, 'encoder'),
+    *(
+      _text_attention(recorded, keys, separators, 'encoder')
+      if not grids
+      else _image_attention(recorded, grids, 'encoder')
+    ),
     *_text_attention(recorded, inputs, own, 'decoder', readers),
   )
 
 
 def _image_attention(
-  recorded: Mapping[str, np.ndarray], grids: Sequence[Grid]
+  recorded: Mapping[str, np.ndarray], grids: Sequence[Grid], side: str = ''
 ) -> tuple[Attention, ...]:
   """Returns self-attention between patches, one result for each number of tokens (stages differ)."""
   of_size = {grid.num_tokens: grid for grid in grids}
   results = []
-  for sublayer in _sublayers(recorded):
-    layers = in_order_of_row(recorded, f'{sublayer}.probabilities')
+  for sublayer in _sublayers(recorded, side):
+    layers = in_order_of_row(recorded, f'{sublayer}.probabilities', side)
     sizes = list(dict.fromkeys(layer.shape[-1] for layer in layers))
     for size in sizes:
       own = tuple(layer for layer in layers if layer.shape[-1] == size)
-      name = 'self-attention' if len(sizes) == 1 else f'self-attention, {size} tokens'
+      name = f'{side} self-attention'.strip() + (f', {size} tokens' if len(sizes) > 1 else '')
       grid = of_size.get(size)
       if grid is not None:
         statistics = tuple(grid_statistics(layer, grid) for layer in own)
-        labels = tuple(_patch_names(grid))
-        results.append(Attention(name, labels, labels, own, statistics, grid))
+        results.append(Attention(name, grid.names, grid.names, own, statistics, grid))
       else:
         numbers = [f'token {i + 1}' for i in range(size)]
         results.append(self_attention(name, own, numbers, np.zeros(size, bool)))
   return tuple(results)
-
-
-def _patch_names(grid: Grid) -> list[str]:
-  extra = [f'extra token {i + 1}' for i in range(grid.num_extra)]
-  if grid.num_extra == 1:
-    extra = ['class token']
-  return extra + [
-    f'row {row + 1}, column {column + 1}'
-    for row in range(grid.rows)
-    for column in range(grid.columns)
-  ]
 
 
 def _text_losses(

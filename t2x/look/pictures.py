@@ -24,8 +24,9 @@ _MAX_COLUMNS = 4
 def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   """Writes the pictures of a page as PNG files and returns their paths.
 
-  The files are `alignment.png` (cross-attention, mean over heads of each layer), `NAME_layer_N.png` (all heads of
-  a layer), `experts.png` (load of the experts of each layer), `maps.png` (positions and patterns), and one for each drawing.
+  The files are `alignment.png` (cross-attention, mean over heads of each layer) or, over a picture, `words_layer_N.png`
+  (where each word looks), `NAME_layer_N.png` (all heads of a layer), `experts.png` (load of the experts of each layer),
+  `maps.png` (positions and patterns), and one for each drawing.
 
   Args:
     look: what to draw.
@@ -42,7 +43,10 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
       Image.fromarray(picture).save(path)
     paths.append(path)
   for attention in look.attention:
-    if attention.is_cross:
+    grid, pixels = attention.grid, look.pixels
+    if attention.is_cross and grid is not None and pixels is not None:
+      paths += _words(attention, _overlay(pixels, grid), folder)
+    elif attention.is_cross:
       means = [
         (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
       ]
@@ -52,10 +56,10 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
     for i, layer in enumerate(attention.layers):
       path = folder / f'{name}_layer_{i + 1}.png'
       heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
-      if attention.grid is not None and look.pixels is not None:
-        query = attention.queries[0] if attention.grid.num_extra else 'mean over queries'
+      if not attention.is_cross and grid is not None and pixels is not None:
+        query = attention.queries[0] if grid.num_extra else 'mean over queries'
         heads = [(f'{title}, {query}', p) for title, p in heads]
-        paths.append(_write(path, heads, _overlay(look.pixels, attention.grid)))
+        paths.append(_write(path, heads, _overlay(pixels, grid)))
       else:
         paths.append(_write(path, heads, _labels(attention)))
   if look.loads:
@@ -79,6 +83,26 @@ def _writing(path: Path) -> Iterator[None]:
     yield
   except OSError as error:
     raise UserError(f'{path}: the picture cannot be written: {error.strerror}') from error
+
+
+def _words(
+  attention: Attention, draw: Callable[[Any, np.ndarray], None], folder: Path
+) -> list[Path]:
+  """Draws where the mean over heads of each layer looks for each word of a text about a picture."""
+  paths = []
+  for i, layer in enumerate(attention.layers):
+    means = layer.mean(0)[:, None]
+    panels = list(zip(map(_text, attention.queries), means, strict=True))
+    path = (
+      folder / f'{_file_name(attention.name).replace("cross_attention", "words")}_layer_{i + 1}.png'
+    )
+    paths.append(_write(path, panels, draw))
+  return paths
+
+
+def _text(label: str) -> str:
+  # A dollar sign would start a formula.
+  return printable(label).replace('$', r'\$')
 
 
 def draw_panels(
@@ -136,9 +160,7 @@ def _labels(attention: Attention) -> Callable[[Any, np.ndarray], None]:
       (axes.yaxis, attention.queries, 0),
     ):
       if len(labels) <= _MAX_LABELS:
-        # A dollar sign would start a formula.
-        texts = [printable(label).replace('$', r'\$') for label in labels]
-        axis.set_ticks(range(len(labels)), texts, rotation=rotation)
+        axis.set_ticks(range(len(labels)), [*map(_text, labels)], rotation=rotation)
 
   return draw
 
@@ -149,7 +171,7 @@ def _loads(groups: Sequence[str], most: float) -> Callable[[Any, np.ndarray], No
   def draw(axes, values):
     image = axes.imshow(values, cmap='Blues', vmin=0, vmax=most, aspect='auto')
     if len(groups) <= _MAX_LABELS:
-      axes.set_yticks(range(len(groups)), [printable(g).replace('$', r'\$') for g in groups])
+      axes.set_yticks(range(len(groups)), [*map(_text, groups)])
     axes.set_xlabel('expert', fontsize='x-small')
     axes.tick_params(labelsize='x-small')
     equal = 1 / values.shape[1]

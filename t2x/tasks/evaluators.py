@@ -5,6 +5,7 @@
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -257,17 +258,23 @@ class Translations(TaskEvaluator):
     pairs, answers = zip(*results, strict=True)
     return self._score(pairs, [answer[0]['text'] for answer in answers])
 
+  def _references(self, pair: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the translations of an example that are right."""
+    return [pair['target']]
+
   def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
     import sacrebleu
 
     bleu, chrf = self._bleu(), sacrebleu.CHRF()
-    references = [pair['target'] for pair in pairs]
-    exact = np.array([o == r for o, r in zip(outputs, references, strict=True)], float)
+    references = [self._references(pair) for pair in pairs]
+    exact = np.array([o in own for o, own in zip(outputs, references, strict=True)], float)
+    # sacrebleu reads the first reference of all, then the second, ...
+    streams = list(itertools.zip_longest(*references))
     metrics: dict[str, float | str] = {
       'examples': float(len(pairs)),
-      'bleu': bleu.corpus_score(outputs, [references]).score,
+      'bleu': bleu.corpus_score(outputs, streams).score,
       'bleu_signature': str(bleu.get_signature()),
-      'chrf': chrf.corpus_score(outputs, [references]).score,
+      'chrf': chrf.corpus_score(outputs, streams).score,
       'chrf_signature': str(chrf.get_signature()),
       'exact_match': float(np.mean(exact)),
     }

@@ -5,7 +5,7 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Bool, UInt8
@@ -16,7 +16,7 @@ from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.held_out import SPLITS, split_of
 from t2x.data.sources.synthetic import Synthetic
 
-__all__ = ['DrawnScenes', 'Scene']
+__all__ = ['DrawnScenes', 'Scene', 'scene_is_right']
 
 PictureSize = Annotated[int, Range('16 <= x <= 256')]
 
@@ -100,6 +100,11 @@ def read_caption(caption: str) -> Scene | None:
 def matches(caption: str, facts: Scene) -> bool:
   """Returns whether a caption describes a scene."""
   return read_caption(caption) == facts
+
+
+def scene_is_right(caption: str, example: Mapping[str, Any]) -> bool:
+  """Returns whether a caption describes the `facts` of an example of `DrawnScenes`, in any of its words."""
+  return matches(caption, example['facts'])
 
 
 def read_picture(image: UInt8[np.ndarray, 'size size 3']) -> Scene | None:

@@ -171,7 +171,7 @@ KINDS = (
   ('image', 'label'),
 )
 # Fields that are not text; tasks check them.
-NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts', 'image')
+NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts', 'image', 'captions')
 
 
 def select(record: dict[str, Any], fields: Mapping[str, str], source: str) -> Example:
@@ -185,7 +185,8 @@ def select(record: dict[str, Any], fields: Mapping[str, str], source: str) -> Ex
     kind = next((names for names in KINDS if names[0] in record), ('text',))
     required = {name: name for name in kind}
   for ours, name in required.items():
-    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str)):
+    # The source of a caption is an image.
+    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str | np.ndarray)):
       problem = f'it has {", ".join(map(repr, record))}' if name not in record else 'it is not text'
       what = 'a value' if ours in NO_TEXT else 'text'
       raise UserError(

@@ -127,26 +127,31 @@ class Joined(RewritingSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resized(RewritingSource):
-  """The examples of a source, with `image` resized bilinearly, with antialiasing if it is reduced.
+  """The examples of a source, with images resized bilinearly, with antialiasing if they are reduced.
 
   Changes the proportions of images that have others; `CentralCrop` keeps them.
 
   Attributes:
-    source: source whose examples have `image` uint8 [old height, old width, channels].
+    source: source whose examples have images uint8 [old height, old width, channels].
     height: height of the images in pixels.
     width: width of the images in pixels.
+    field: field of the image: 'source' for captions.
   """
 
   height: Size
   width: Size
+  field: Text = 'image'
 
   def rewrite(self, example):
-    """Returns the example with its `image` as uint8 [height, width, channels]."""
-    return example | {'image': _rounded(example['image'], self.height, self.width)}
+    """Returns the example with its image as uint8 [height, width, channels]."""
+    return example | {self.field: _rounded(example[self.field], self.height, self.width)}
 
   def fingerprint(self) -> str:
-    """Identifies the source, the size and the filter."""
-    return fingerprint('Resized, antialiased', self.source.fingerprint(), self.height, self.width)
+    """Identifies the source, the size, the filter and another field than `image`."""
+    others = () if self.field == 'image' else (self.field,)
+    return fingerprint(
+      'Resized, antialiased', self.source.fingerprint(), self.height, self.width, *others
+    )
 
 
 def resized_as(source: Source, image: UInt8[np.ndarray, 'old_height old_width channels']) -> Any:

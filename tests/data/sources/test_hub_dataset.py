@@ -1,7 +1,9 @@
 """Data sets of the package `datasets`, in folders."""
 
 import io
+import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ from PIL import Image
 
 from t2x.data import HeldOut, HubDataset, files_of, label_values
 from t2x.data.sources.base import class_names
+from t2x.experiments import read_config
 
 datasets = pytest.importorskip('datasets')
+FOLDER = Path(__file__).parent
+CONFIG = FOLDER.parents[2] / 'configs' / 'runs' / 'coco_captions.gin'
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +151,20 @@ def test_unsuitable_data_sets_are_errors(texts, tmp_path, message):
 def test_a_name_without_network_is_an_error(message):
   source = HubDataset(name='nobody/nothing-like-this')
   assert "HubDataset.name = 'nobody/nothing-like-this'" in message(source.splits)
+
+
+def test_captions_have_an_image_of_one_size_a_text_and_references(tmp_path):
+  """With the features of a data set of captions, written by hand."""
+  features = datasets.Features.from_dict(json.loads((FOLDER / 'coco_captions.json').read_text()))
+  images = [Image.fromarray(np.full((h, 12, 3), h, np.uint8)) for h in (8, 20)]
+  texts = ['a cat', 'a dog']
+  row = {'image': images, 'image_id': [1, 2], 'text': texts, 'split': ['train'] * 2}
+  row |= {'captions': [[text, f'{text} here'] for text in texts]}
+  data = datasets.Dataset.from_dict(row, features=features)
+  datasets.DatasetDict({'train': data, 'validation': data}).save_to_disk(tmp_path / 'coco')
+  settings = [f"HubDataset.name='{tmp_path / 'coco'}'", 'Resized.height=8', 'Resized.width=8']
+  config = read_config([CONFIG], settings)
+  source = config.build().task.source
+  example = source.load('train')[1]
+  assert example['source'].shape == (8, 8, 3) and example['source'].min() == 20
+  assert (example['target'], example['captions']) == ('a dog', ['a dog', 'a dog here'])
