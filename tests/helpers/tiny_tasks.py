@@ -24,9 +24,11 @@ from t2x.data import (
   RandAugment,
   RandomResizedCrop,
   SampledPieces,
+  SceneQuestions,
   TextFiles,
   WholeWords,
 )
+from t2x.data.samples.drawn_scenes import COLOURS, SHAPES
 
 TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
 WORDS = TEXT.split()
@@ -100,6 +102,13 @@ def images_and_recordings(folder):
       source=AsteriskPrompts(folder=str(folder)),
       num_classes=5,
       features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
+    ),
+    t2x.tasks.PictureQuestions(
+      source=SceneQuestions(examples={'train': COUNT, 'validation': COUNT}),
+      modality=t2x.tasks.ImageModality(shape=(16, 16, 3), crop_padding=1),
+      answers=('yes', 'no', *COLOURS, *SHAPES),
+      length=40,
+      tokenizer=Bytes(),
     ),
     t2x.tasks.Captions(
       source=DigitRows(longest=2, train_examples=COUNT),
