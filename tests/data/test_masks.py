@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import CentralCrop, PrepareMask, RandomResizedCrop
+from t2x.data import CentralCrop, DigitScenes, PrepareMask, RandomResizedCrop
 
 RNG = np.random.default_rng(0)
 MASK = RNG.integers(0, 6, (20, 30)).astype(np.uint8)
@@ -52,3 +52,19 @@ def test_resized_masks_take_the_nearest_pixel_as_pillow_does():
 def test_masks_that_do_not_fit_are_refused(mask, message):
   with pytest.raises(UserError, match=message):
     prepare(row={**ROW, 'mask': mask})
+
+
+def test_masks_of_digit_scenes_are_the_pixels_above_the_noise():
+  seen = set()
+  for scene in DigitScenes(train_examples=200).load('train'):
+    image, mask = scene['image'][..., 0], scene['mask']
+    is_digit = (mask > 0) & (mask != 255)
+    assert (image[is_digit] > 48).all() and (image[mask == 0] < 48).all()
+    assert {*mask[is_digit] - 1} <= {*scene['labels']}
+    if len(scene['labels']) == 1:
+      left, top, width, height = scene['boxes'][0]
+      rows, columns = np.nonzero(is_digit)
+      assert (left, top) == (columns.min(), rows.min())
+      assert (width, height) == (np.ptp(columns) + 1, np.ptp(rows) + 1)
+    seen |= {*mask.ravel()}
+  assert seen == {*range(11), 255}

@@ -98,6 +98,13 @@ def images_and_recordings(folder):
       num_queries=4,
       train_crop=RandomResizedCrop(),
     ),
+    t2x.tasks.SemanticSegmentation(
+      source=DigitScenes(train_examples=COUNT),
+      image_shape=(32, 32, 1),
+      num_classes=11,
+      flip=True,
+      train_crop=RandomResizedCrop(),
+    ),
     t2x.tasks.AudioClassification(
       source=AsteriskPrompts(folder=str(folder)),
       num_classes=5,

@@ -1,4 +1,4 @@
-"""Scenes drawn from handwritten digits, for detectors."""
+"""Scenes drawn from handwritten digits, for detectors and for segmentation."""
 
 import dataclasses
 
@@ -18,6 +18,8 @@ __all__ = ['DigitScenes']
 PARTS = {'train': (0, 1000), 'validation': (1140, 1390), 'test': (1530, 1797)}
 # Number of scenes in each of the validation and test splits.
 HELD_OUT = 500
+# Value of masks where a digit is as faint as the noise.
+FAINT = 255
 # Sides of the pasted digits in pixels.
 SIDES = 10, 17
 
@@ -25,7 +27,8 @@ SIDES = 10, 17
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitScenes(Sample):
   """Drawn scenes of up to `most` handwritten digits on noise: `image` uint8 [side, side, 1], `boxes` float32 [n, 4] (left, top, width
-  and height in pixels) and `labels`.
+  and height in pixels), their `labels`, and `mask` uint8 [side, side]: 0 for the ground, 1 + label for a digit, 255 where it is as
+  faint as the noise.
 
   The digits are those of scikit-learn, of 10 to 16 pixels, whose squares overlap by at most a fifth; a tenth of the scenes is empty.
   Validation and test have 500 scenes each, of other writers than the train split.
@@ -56,7 +59,7 @@ class DigitScenes(Sample):
 
   def _scene(self, digits, random):
     canvas = random.integers(0, 48, (self.side, self.side)).astype(np.uint8)
-    taken = np.zeros(canvas.shape, int)
+    taken, mask = np.zeros(canvas.shape, int), np.zeros(canvas.shape, np.uint8)
     boxes, labels = [], []
     for _ in range(0 if random.random() < 0.1 else random.integers(1, self.most + 1)):
       image, label = digits[random.integers(len(digits))]
@@ -68,6 +71,7 @@ class DigitScenes(Sample):
       digit = resize(image, side, side)[..., 0]
       rows, columns = (np.flatnonzero(digit.max(axis=axis) > 48) for axis in (1, 0))
       canvas[place] = np.maximum(canvas[place], digit)
+      mask[place] = np.where(digit > 48, label + 1, np.where(digit > 0, FAINT, mask[place]))
       taken[place] = 1
       size = np.ptp(columns) + 1, np.ptp(rows) + 1
       boxes.append((left + columns[0], top + rows[0], *size))
@@ -76,8 +80,9 @@ class DigitScenes(Sample):
       'image': canvas[..., None],
       'boxes': np.array(boxes, np.float32).reshape(-1, 4),
       'labels': np.array(labels, int),
+      'mask': mask,
     }
 
   def fingerprint(self) -> str:
     """Identifies the settings: the data never changes."""
-    return fingerprint(self, PARTS, HELD_OUT, SIDES)
+    return fingerprint(self, PARTS, HELD_OUT, SIDES, FAINT)
