@@ -190,6 +190,11 @@ class Loaded:
     Returns:
       The metrics, and samples of generated texts.
     """
+    result = self.evaluation(split, num_examples=num_examples)
+    return dict(result.metrics), [dict(row) for row in result.samples]
+
+  def evaluation(self, split: str | None = None, *, num_examples: int | None = None) -> Evaluation:
+    """Returns metrics, samples and pictures; see `evaluate` for the arguments."""
     own = self.inference.evaluation(self.params, split or self.task.eval_split)
     names = list(self.experiment.evaluations)
     settings: dict[str, Any] = {'num_examples': num_examples}
@@ -198,7 +203,7 @@ class Loaded:
       settings |= {} if split is None else {'split': split}
       results = self.inference.evaluators(self.params, names, **settings)
     metrics = {**own.metrics, **results.metrics, **self.weights}
-    return metrics, [dict(row) for row in results.samples]
+    return dataclasses.replace(results, metrics=metrics)
 
   def with_checkpoint(self, checkpoints: Checkpoints, step: int) -> 'Loaded':
     """Returns the model with the parameters of another checkpoint of its run."""

@@ -36,6 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--batch-size', type=count, metavar='N', help="rows per batch (default: the trainer's, or 32)"
   )
+  parser.add_argument(
+    '--pictures', metavar='FOLDER', help='write the pictures of evaluators to FOLDER/NAME.png'
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,14 +56,31 @@ def run(args: argparse.Namespace) -> int:
     batch_size=args.batch_size,
   )
   split = args.split or loaded.task.eval_split
-  metrics, samples = loaded.evaluate(split, num_examples=args.limit)
+  result = loaded.evaluation(split, num_examples=args.limit)
   if args.processes.first:
-    _print({'step': loaded.step, 'split': split, **metrics}, samples, args.json)
+    _print({'step': loaded.step, 'split': split, **result.metrics}, result.samples, args.json)
+    if args.pictures is not None:
+      write_pictures(Path(args.pictures), result.images)
   return 0
+
+
+def write_pictures(folder: Path, images: Mapping[str, Any]) -> None:
+  """Writes pictures, uint8 [height, width, 3], as PNG files."""
+  from PIL import Image
+
+  if not images:
+    raise UserError(
+      '--pictures has no effect: no evaluator of Experiment.evaluations draws, as @CompletedImages() does'
+    )
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, image in images.items():
+    Image.fromarray(image).save(folder / f'{name.replace("/", "_")}.png', optimize=True)
 
 
 def _watch(args: argparse.Namespace) -> int:
   """Evaluates each new checkpoint until the run is done."""
+  if args.pictures is not None:
+    raise UserError('--pictures has no effect on --watch: remove it')
   if args.checkpoint != 'last':
     raise UserError('--checkpoint has no effect on --watch, which evaluates all: remove it')
   if join(args).count > 1:

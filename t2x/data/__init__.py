@@ -64,5 +64,6 @@ from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *
 from t2x.data.tokenizers.existing import *
 from t2x.data.tokenizers.hub import *
+from t2x.data.tokenizers.palette import *
 from t2x.data.tokenizers.sentencepiece import *
 from t2x.data.tokenizers.trained import *

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from t2x.base.errors import UserError
 from t2x.decode.sampling import Greedy
@@ -44,6 +44,7 @@ def generate(
   key: Array | None = None,
   cache_dtype: Any = None,
   marks: Marks = Marks(),
+  allowed: Bool[Array | np.ndarray, 'batch new ids'] | None = None,
   **cache_inputs: Any,
 ) -> Generated:
   """Continues each prompt until `eos_id` or its limit.
@@ -62,6 +63,7 @@ def generate(
     key: a `jax.random.key`; the same key gives the same sequences.
     cache_dtype: dtype of keys and values in the cache; None: that in which the model computes.
     marks: marks of prompts and generated tokens, besides 'prefix', that patterns of the model read.
+    allowed: ids that each step may choose, at least one, after all processors; not those beyond its width. None: all.
     cache_inputs: additional arguments of `init_cache` (an encoder-decoder's source), as arrays.
 
   Raises:
@@ -69,18 +71,16 @@ def generate(
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
   limits = _limits(prompts, lengths, max_new_tokens, max_length, model.spec.max_length)
-  _check(strategy, num_return, key)
-  _check_marks(model, marks)
+  _check(strategy, num_return, key, model, marks)
+  room = _room(max_new_tokens, max_length, allowed, len(prompts))
   prompts = _pad(prompts, pad_id, model.spec.max_length)
   spread, gather = spread_over(model, len(prompts))
-  # A prompt has at least one token.
-  room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
   generated = _run(
     model,
     *(spread(np.asarray(array, np.int32)) for array in (prompts, lengths, limits)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
-    num_slots=prompts.shape[1] + room,
+    None if allowed is None else spread(np.asarray(allowed, bool)),
     max_new_tokens=room,
     strategy=strategy,
     num_return=num_return,
@@ -92,12 +92,23 @@ def generate(
   return gather(generated)
 
 
-def _check(strategy, num_return, key):
+def _check(strategy, num_return, key, model, marks):
   if num_return < 1:
     raise UserError(f'num_return = {num_return} must be at least 1')
   strategy.copies(num_return)
   if strategy.random and key is None:
     raise UserError(f'{strategy} is random: generate requires a key')
+  _check_marks(model, marks)
+
+
+def _room(max_new_tokens, max_length, allowed, batch):
+  """Returns the maximum number of generated tokens; a prompt has at least one token. Raises UserError."""
+  room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
+  if allowed is not None and (allowed.shape[:2] != (batch, room) or not allowed.any(-1).all()):
+    raise UserError(
+      f'allowed has shape {allowed.shape}: it must be ({batch}, {room}, ids), with at least one token for each step'
+    )
+  return room
 
 
 def _check_marks(model, marks):
@@ -184,7 +195,6 @@ def _pad(prompts, pad_id, max_positions):
 @functools.partial(
   jax.jit,
   static_argnames=(
-    'num_slots',
     'max_new_tokens',
     'strategy',
     'num_return',
@@ -201,8 +211,8 @@ def _run(
   limits,
   key,
   cache_inputs,
+  allowed,
   *,
-  num_slots,
   max_new_tokens,
   strategy,
   num_return,
@@ -213,18 +223,10 @@ def _run(
 ):
   batch = len(prompts)
   copies = strategy.copies(num_return)
-  request = Request(
-    _right_aligned(prompts, lengths),
-    lengths,
-    limits,
-    key,
-    num_return,
-    max_new_tokens,
-    eos_ids,
-    pad_id,
-  )
+  settings = lengths, limits, key, num_return, max_new_tokens, eos_ids, pad_id, allowed
+  request = Request(_right_aligned(prompts, lengths), *settings)
   dtype = working_dtype(model) if cache_dtype is None else cache_dtype
-  cache = model.init_cache(batch, num_slots, **cache_inputs, dtype=dtype)
+  cache = model.init_cache(batch, prompts.shape[1] + max_new_tokens, **cache_inputs, dtype=dtype)
   logits, cache = _prefill(model, prompts, lengths, cache, marks)
   # Avoids slicing stacked parameters and caches in the loop.
   model, cache = model.unstacked(cache)

@@ -57,6 +57,7 @@ class Request:
     max_new_tokens: width of the generated tokens.
     eos_ids: the end tokens; empty: sequences end only at `limits`.
     pad_id: fills the sequences after their end.
+    allowed: the tokens that may be chosen at each step, among the first ids; None: all.
   """
 
   prompts: Int[Array, 'batch prompt']
@@ -67,6 +68,7 @@ class Request:
   max_new_tokens: int
   eos_ids: tuple[int, ...]
   pad_id: int
+  allowed: Bool[Array, 'batch max_new_tokens ids'] | None = None
 
   def ends(self, tokens: Int[Array, '*shape']) -> Bool[Array, '*shape']:
     """Returns which tokens are end tokens."""
@@ -116,10 +118,14 @@ class Strategy(abc.ABC):
     step: Int[Array, ''],
     request: Request,
   ) -> Float[Array, 'batch copies vocab']:
-    """Applies the processors to the scores of generated token number `step`."""
+    """Applies the processors to the scores of generated token number `step`, and excludes tokens that are not allowed."""
     for processor in self.processors:
       scores = processor(scores, request.history(generated, step))
-    return scores
+    if request.allowed is None:
+      return scores
+    allowed = request.allowed[:, step, None]
+    beyond = scores.shape[-1] - allowed.shape[-1]
+    return jnp.where(jnp.pad(allowed, ((0, 0), (0, 0), (0, beyond))), scores, -jnp.inf)
 
   def copies(self, num_return: int) -> int:
     """The number of parallel sequences per prompt that returning `num_return` sequences requires."""

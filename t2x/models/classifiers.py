@@ -49,6 +49,7 @@ class Classifier(nnx.Module):
     num_classes: number of logits.
     norm: builds a norm of the pooled vector, as BEiT, MAE and ConvNeXt have after a mean. None: no norm.
     dropout_rate: dropout rate on the pooled vector.
+    use_bias: whether the projection has a bias.
     init: initialiser of the projection.
   """
 
@@ -61,6 +62,7 @@ class Classifier(nnx.Module):
     num_classes: Size,
     norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
+    use_bias: bool = True,
     init: Initializer = zeros(),
     rngs: nnx.Rngs,
   ):
@@ -68,7 +70,13 @@ class Classifier(nnx.Module):
     self.norm: Any = norm and norm(d_model, rngs=rngs)
     self.dropout_rate = dropout_rate
     self.out = Linear(
-      (d_model,), (num_classes,), ('embed', 'classes'), init=init, kind='table', rngs=rngs
+      (d_model,),
+      (num_classes,),
+      ('embed', 'classes'),
+      init=init,
+      use_bias=use_bias,
+      kind='table',
+      rngs=rngs,
     )
 
   def __call__(

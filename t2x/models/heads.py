@@ -11,7 +11,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.ranges import Positive, Size
+from t2x.base.errors import UserError
+from t2x.base.ranges import Natural, Positive, Size
 from t2x.layers import (
   Initializer,
   LayerNorm,
@@ -143,6 +144,7 @@ class LMHead(LogitHead):
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
     use_bias: adds a bias per token.
+    unpredicted: number of last ids that have no logit, such as the start token of ImageGPT.
     init: initialiser of the projection.
     logit_scale: factor of the products with the projection, before bias and cap (Granite).
     soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
@@ -155,17 +157,22 @@ class LMHead(LogitHead):
     vocab_size: Size,
     *,
     use_bias: bool = False,
+    unpredicted: Natural = 0,
     init: Initializer = normal(0.02),
     logit_scale: Positive = 1.0,
     soft_cap: Positive | None = None,
     chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.vocab_size, self.logit_scale = vocab_size, logit_scale
+    if unpredicted >= vocab_size:
+      raise UserError(
+        f'LMHead.unpredicted = {unpredicted} leaves no logits for a vocabulary of {vocab_size}: decrease it'
+      )
+    self.vocab_size, self.logit_scale = vocab_size - unpredicted, logit_scale
     self.soft_cap, self.chunk = soft_cap, chunk
     self.out = Linear(
       (d_model,),
-      (padded_size(vocab_size),),
+      (padded_size(self.vocab_size),),
       ('embed', 'vocab'),
       init=init,
       use_bias=use_bias,

@@ -16,6 +16,7 @@ from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *
+from t2x.tasks.hidden_pixels import *
 from t2x.tasks.image_classification import *
 from t2x.tasks.image_mixing import *
 from t2x.tasks.language_modelling import *
@@ -29,14 +30,17 @@ from t2x.tasks.next_sentence import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.picture_questions import *
 from t2x.tasks.pictures import *
+from t2x.tasks.pixels import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *
 from t2x.tasks.replaced_tokens import *
+from t2x.tasks.sampled_images import *
 from t2x.tasks.segmentation import *
 from t2x.tasks.sequence_classification import *
 from t2x.tasks.span_corruption import *
 from t2x.tasks.span_prediction import *
 from t2x.tasks.text import *
+from t2x.tasks.text_to_image import *
 from t2x.tasks.translation import *
 from t2x.tasks.version_contrast import *
 from t2x.tasks.word_classification import *

@@ -130,7 +130,7 @@ class ClassifiedImages(TaskEvaluator):
       {'image': str(i), 'label': str(label), 'output': str(prediction)}
       for i, (label, prediction) in enumerate(zip(labels, predictions, strict=True))
     ]
-    return Evaluation({}, samples, {'images': _grid(framed, math.ceil(math.sqrt(len(framed))))})
+    return Evaluation({}, samples, {'images': grid(framed, math.ceil(math.sqrt(len(framed))))})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,26 +193,26 @@ def _maps(probabilities: np.ndarray) -> np.ndarray:
   """Draws probabilities [batch, heads, queries, keys], each map relative to its maximum."""
   top = probabilities.max(axis=(2, 3), keepdims=True)
   gray = (255 * probabilities / np.where(top > 0, top, 1)).round().astype(np.uint8)
-  maps = [_enlarged(np.repeat(head[..., None], 3, axis=-1)) for row in gray for head in row]
-  return _grid(maps, gray.shape[1])
+  maps = [enlarged(np.repeat(head[..., None], 3, axis=-1)) for row in gray for head in row]
+  return grid(maps, gray.shape[1])
 
 
 def _framed(image: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
   """Returns an enlarged image [height, width, 1 or 3] in RGB with a frame."""
-  image = _enlarged(image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1))
+  image = enlarged(image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1))
   framed = np.empty((image.shape[0] + 6, image.shape[1] + 6, 3), np.uint8)
   framed[:] = color
   framed[3:-3, 3:-3] = image
   return framed
 
 
-def _enlarged(image: np.ndarray) -> np.ndarray:
+def enlarged(image: np.ndarray) -> np.ndarray:
   """Repeats the pixels of a small image."""
   factor = math.ceil(_MIN_PIXELS / image.shape[1])
   return image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def _grid(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
+def grid(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
   """Arranges images of one shape in rows, with gaps in between."""
   height, width, _ = images[0].shape
   rows = -(-len(images) // columns)

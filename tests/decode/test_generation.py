@@ -183,3 +183,31 @@ def test_a_sequence_ends_at_any_of_the_strategys_end_tokens(make):
 def test_a_negative_end_token_is_refused():
   with pytest.raises(UserError, match=r'Sampling.eos_ids = \(3, -1\)'):
     Sampling(eos_ids=[3, -1])
+
+
+@pytest.mark.parametrize('make', [Greedy, Sampling, Beam])
+def test_only_allowed_tokens_are_chosen_with_the_probabilities_of_the_model(make):
+  """Beside those of a sequence with the same tokens, whose model sees no mask."""
+  model, ends = history_model(vocab=9, seed=1, scale=0.5), (0,)
+  allowed = np.random.default_rng(0).random((4, 7, 9)) < 0.4
+  allowed[..., 0], allowed[..., 7], allowed[:, 2] = False, True, np.arange(9) == 3
+  # Ids beyond the width are not allowed.
+  allowed = allowed[..., :8]
+  settings = {'strategy': make(eos_ids=ends), 'key': jax.random.key(0)}
+  generated = run(model, PROMPTS, allowed=allowed, **settings)
+  tokens = np.asarray(generated.tokens)[:, 0]
+  assert (tokens[:, 2] == 3).all()
+  assert allowed[np.arange(4)[:, None], np.arange(7), tokens].all()
+  forced = run(
+    model, PROMPTS, allowed=np.arange(9) == tokens[..., None], strategy=Greedy(eos_ids=ends)
+  )
+  np.testing.assert_array_equal(forced.tokens[:, 0], tokens)
+  np.testing.assert_allclose(forced.log_probs, generated.log_probs, atol=1e-6)
+  assert not np.isneginf(np.asarray(generated.log_probs)).any()
+
+
+def test_allowed_tokens_of_other_steps_are_refused():
+  with pytest.raises(UserError, match=r'must be \(4, 7, ids\)'):
+    run(history_model(), PROMPTS, allowed=np.ones((4, 6, 9), bool))
+  with pytest.raises(UserError, match='at least one token for each step'):
+    run(history_model(), PROMPTS, allowed=np.zeros((4, 7, 9), bool))

@@ -4,6 +4,10 @@ import json
 import math
 
 import pytest
+from PIL import Image
+
+from t2x.base.errors import UserError
+from t2x.cli.eval import write_pictures
 
 LENGTHS = """
 Experiment.evaluations = {'2x': @twice/Losses(), 'masked': @masked/Losses()}
@@ -41,6 +45,18 @@ def test_only_the_last_step_has_the_metrics_of_further_tasks(config, t2x, metric
   alone = json.loads(told)
   for name in own:
     assert math.isclose(alone[name], last[f'2x/{name}'], rel_tol=1e-6), name
+  maps = "{'2x': @twice/Losses(), 'masked': @masked/Losses(), 'maps': @AttentionMaps()}"
+  drawn = f'--gin.Experiment.evaluations={maps}', "--gin.AttentionMaps.texts=['ab']"
+  code, _, told = t2x('eval', out, '--limit', 1, '--pictures', tmp_path / 'pictures', *drawn)
+  assert code == 0, told
+  paths = sorted((tmp_path / 'pictures').iterdir())
+  assert paths[0].name == 'maps_attention_layer_00.png'
+  assert all(Image.open(path).mode == 'RGB' for path in paths)
+
+
+def test_pictures_of_a_run_whose_evaluators_draw_none_are_refused(tmp_path):
+  with pytest.raises(UserError, match=r'--pictures has no effect: no evaluator'):
+    write_pictures(tmp_path, {})
 
 
 def test_a_model_that_cannot_serve_a_length_is_refused_before_it_trains(experiment, t2x, tmp_path):

@@ -12,7 +12,7 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, TextFiles
+from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
@@ -31,15 +31,19 @@ from t2x.tasks import (
   MaskedTranslations,
   Mixture,
   MultipleChoice,
+  NextPixels,
   NextSentence,
   PermutationLM,
   PictureQuestions,
+  PixelClassification,
+  PixelLM,
   PrefixLM,
   SemanticSegmentation,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
   TextRegression,
+  TextToImage,
   Translation,
   VersionContrast,
   WordClassification,
@@ -73,6 +77,11 @@ class TokenModelling(LanguageModelling):
 
 
 CLASSIFICATION = SequenceClassification(**TEXT, labels=['a', 'b', 'c'], length=8)
+PIXELS = {
+  'source': NoSource(),
+  'tokenizer': Palette(num_colours=400),
+  'image_shape': (3, 3, 1),
+}
 TASKS = {
   'causal_lm': CausalLM(**TEXT, length=8),
   'masked_lm': MaskedLM(**TEXT, length=16, rate=0.3),
@@ -111,6 +120,13 @@ TASKS = {
     tokenizer=Bytes(),
     modality=ImageModality(shape=(2, 2, 1)),
     target_length=6,
+  ),
+  'pixels': PixelLM(**PIXELS),
+  'pixel_classes': PixelClassification(
+    **PIXELS, num_classes=CLASSES, auxiliaries={'pixels': NextPixels()}
+  ),
+  'text_to_image': TextToImage(
+    **PIXELS | {'tokenizer': Palette(num_colours=4, text=Bytes())}, text_length=5
   ),
   'sequence_classification': CLASSIFICATION,
   'with_language_modelling': dataclasses.replace(

@@ -18,9 +18,11 @@ from t2x.data import (
   DigitRows,
   Digits,
   DigitScenes,
+  DrawnScenes,
   FixedWeights,
   JsonLines,
   LogMel,
+  Palette,
   RandAugment,
   RandomResizedCrop,
   SampledPieces,
@@ -122,6 +124,16 @@ def images_and_recordings(folder):
       modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
       target_length=16,
       tokenizer=Bytes(),
+    ),
+    t2x.tasks.PixelLM(source=Digits(), image_shape=(4, 4, 1), tokenizer=Palette(num_colours=4)),
+    t2x.tasks.PixelClassification(
+      source=Digits(), image_shape=(4, 4, 1), tokenizer=Palette(num_colours=5), num_classes=10
+    ),
+    t2x.tasks.TextToImage(
+      source=DrawnScenes(examples={'train': COUNT, 'validation': COUNT}),
+      image_shape=(4, 4, 3),
+      text_length=70,
+      tokenizer=Palette(num_colours=4, text=Bytes()),
     ),
   ]
 

@@ -37,5 +37,6 @@ def test_the_weight_of_the_loss_matches_the_reported_loss(name, key):
   weights = task.weights(batch)
   assert weights.keys() == output.terms.keys()
   np.testing.assert_array_equal(weights['loss'], output.metrics['loss'][1])
-  np.testing.assert_array_equal(output.terms['loss'], output.metrics['loss'][0])
+  loss = output.coefficient * output.metrics['loss'][0]
+  np.testing.assert_array_equal(output.terms['loss'], loss)
   assert 0 < weights['loss'] < task.target_weights(batch).size

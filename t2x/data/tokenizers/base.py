@@ -247,6 +247,7 @@ class Tokenizer(SpecialIds, abc.ABC):
 
   def _write(self, folder: Path) -> None:
     for name, contents in self.files().items():
+      (folder / name).parent.mkdir(exist_ok=True)
       (folder / name).write_bytes(contents)
 
   def _description(self, **fields: Any) -> bytes:
@@ -284,14 +285,14 @@ class TokenizerConfig(abc.ABC):
 
   def fit(
     self,
-    texts: Callable[[], Iterable[str]],
+    texts: Callable[[], Iterable[Any]],
     cache: Path | None = None,
     source_fingerprint: str = '',
   ) -> Tokenizer:
     """Returns the tokenizer of a source, trained at first use and then read from the cache.
 
     Args:
-      texts: returns the training texts of the source.
+      texts: returns the training texts of the source; pairs of an image and a text for a palette.
       cache: the cache folder (default: $T2X_CACHE or ~/.cache/t2x).
       source_fingerprint: identifies the source.
 

@@ -6,21 +6,11 @@ from pathlib import Path
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
 from t2x.data.tokenizers.base import Existing, Tokenizer, read
-from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
-from t2x.data.tokenizers.fast import FastTokenizer
-from t2x.data.tokenizers.hub_sentencepiece import MarianTokenizer, SpieceTokenizer
-from t2x.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2x.data.tokenizers.palette import TEXT_KINDS, PaletteTokenizer
 
 __all__ = ['RunTokenizer', 'load_tokenizer']
 
-KINDS = (
-  ByteTokenizer,
-  CharacterTokenizer,
-  FastTokenizer,
-  MarianTokenizer,
-  SentencePieceTokenizer,
-  SpieceTokenizer,
-)
+KINDS = (*TEXT_KINDS, PaletteTokenizer)
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
