@@ -393,4 +393,16 @@ MUTATIONS = (
     'self.compute + self.exposed',
     'tests/plan/test_cost.py',
   ),
+  Mutation(
+    'tasks-boxes-around',
+    'around = area(jnp.minimum(first, others), jnp.maximum(last, others_last))',
+    'around = area(jnp.minimum(first, others), jnp.minimum(last, others_last))',
+    'tests/tasks/test_detection.py',
+  ),
+  Mutation(
+    'data-boxes-flip',
+    'edges = np.stack([1 - edges[:, 2], edges[:, 1], 1 - edges[:, 0], edges[:, 3]], axis=1)',
+    'edges = np.stack([edges[:, 0], edges[:, 1], edges[:, 2], edges[:, 3]], axis=1)',
+    'tests/data/test_boxes.py',
+  ),
 )

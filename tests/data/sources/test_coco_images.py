@@ -1,6 +1,7 @@
 """Images with boxes in the files of COCO, written by hand."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,9 @@ from PIL import Image
 
 from t2x.base.errors import UserError
 from t2x.data import CocoImages
+from t2x.experiments import read_config
+
+CONFIG = Path(__file__).parents[3] / 'configs' / 'runs' / 'coco_yolos_full.gin'
 
 DATA = {
   'images': [
@@ -59,3 +63,27 @@ def test_mistakes_name_the_file(source):
     source({**DATA, 'categories': DATA['categories'][:1]}).load('train')
   with pytest.raises(UserError, match=r'c.png cannot be read'):
     source({**DATA, 'images': [{'id': 7, 'file_name': 'c.png'}]}).load('train')[0]
+
+
+def test_the_config_of_coco_reads_a_file_of_annotations_written_by_hand(source):
+  """In place of COCO's own files, which are not there."""
+  own = source({**DATA, 'categories': [{'id': i, 'name': f'name {i}'} for i in range(1, 91)]})
+  folder = own.folders['train']
+  experiment = read_config(
+    [CONFIG],
+    overrides=[
+      *(f"CocoImages.{split}='{own.train}'" for split in ('train', 'validation')),
+      f"CocoImages.folders={{'train': '{folder}', 'validation': '{folder}'}}",
+      'num_classes=90',
+      'Detection.image_shape=(16, 32, 3)',
+    ],
+  ).build()
+  task = experiment.task
+  batches = task.batches(task.rows('train'), batch_size=2, seed=0)
+  for train, batch in ((True, batches[0]), (False, task.transform(train=False))):
+    rows = batch if train else batch(task.rows('validation')[1], np.random.default_rng(0))
+    for name, spec in task.spec(2).items():
+      assert rows[name].shape == (spec.shape if train else spec.shape[1:])
+  # The group is left out; the other box fills the image.
+  np.testing.assert_allclose(rows['boxes'][0], [0.5, 0.5, 1, 1])
+  assert rows['label'].tolist() == [0, *[90] * 99]
