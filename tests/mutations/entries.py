@@ -399,10 +399,4 @@ MUTATIONS = (
     'around = area(jnp.minimum(first, others), jnp.minimum(last, others_last))',
     'tests/tasks/test_detection.py',
   ),
-  Mutation(
-    'data-boxes-flip',
-    'edges = np.stack([1 - edges[:, 2], edges[:, 1], 1 - edges[:, 0], edges[:, 3]], axis=1)',
-    'edges = np.stack([edges[:, 0], edges[:, 1], edges[:, 2], edges[:, 3]], axis=1)',
-    'tests/data/test_boxes.py',
-  ),
 )
