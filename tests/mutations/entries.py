@@ -393,10 +393,4 @@ MUTATIONS = (
     'self.compute + self.exposed',
     'tests/plan/test_cost.py',
   ),
-  Mutation(
-    'tasks-boxes-around',
-    'around = area(jnp.minimum(first, others), jnp.maximum(last, others_last))',
-    'around = area(jnp.minimum(first, others), jnp.minimum(last, others_last))',
-    'tests/tasks/test_detection.py',
-  ),
 )
