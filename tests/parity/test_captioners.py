@@ -148,7 +148,7 @@ def test_a_captioner_with_attention_equals_the_equations_of_the_paper(compared, 
     return (result.x * WEIGHTS * present).sum() + penalty, result
 
   (loss_here, result), gradients = jax.value_and_grad(found, (0, 1, 2), has_aux=True)(ours, X, GRID)
-  check = part(compared, 'Show, Attend and Tell', 'equations with torch.nn.LSTMCell')
+  check = part(compared, 'Show, Attend and Tell', 'PyTorch: equations, torch.nn.LSTMCell')
   check(result.x * present, (y.detach().numpy() * PRESENT[..., None]))
   own = PRESENT[..., None]
   check(result.recorded['probabilities'][:, 0] * own, alpha.detach().numpy() * own)
