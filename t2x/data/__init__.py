@@ -10,6 +10,7 @@ from t2x.data.corruption import *
 from t2x.data.crops import *
 from t2x.data.denoising import *
 from t2x.data.fetching import *
+from t2x.data.image_fits import *
 from t2x.data.images import *
 from t2x.data.inspect import *
 from t2x.data.labelled import *

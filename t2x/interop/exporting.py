@@ -98,7 +98,7 @@ def export(
   extra = dict(extra or {})
   if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Labels of another head.
     extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
-  text = json.dumps(extra | config, indent=2, sort_keys=True)
+  text = json.dumps(family.json(config, extra), indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
 

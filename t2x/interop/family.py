@@ -1,7 +1,7 @@
 """Families of Hugging Face models: the fields of config.json, and the names and layouts of tensors."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -184,6 +184,8 @@ class Family:
     bare: the architecture of the bare model, if models can be exported without a head.
     renamed: regular expression -> replacement, applied first to tensor names of old files.
     ignored: patterns of tensor names that are not read: copies of tied tables, buffers.
+    nested: names of the objects in config.json that describe parts of the model, the part of texts first. Their fields are
+      named `OBJECT.FIELD` in the template, `declared` and values; those that have no effect anywhere have none in them.
   """
 
   model_type: str
@@ -200,6 +202,42 @@ class Family:
   bare: str = ''
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
+  nested: Sequence[str] = ()
+
+  def flat(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the fields of a config.json, those of `nested` objects with their full names.
+
+    Raises:
+      UserError: one of these is no object.
+    """
+    parts = Fields(config, dict.fromkeys(self.nested, Object(None)), where)
+    values = {name: value for name, value in config.items() if name not in self.nested}
+    fields = ((name, part or {}) for name, part in parts.items())
+    return values | {f'{name}.{field}': v for name, part in fields for field, v in part.items()}
+
+  def json(self, values: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a config.json, the inverse of `flat`.
+
+    Args:
+      values: the fields by their full names.
+      extra: further fields, which `values` override. Ids of special tokens are written into the part of texts.
+    """
+    further = self.flat(extra, 'config.json')
+    for name in self.nested[:1]:
+      ids = [field for field in further if field.endswith('_token_id') and '.' not in field]
+      further |= {f'{name}.{field}': further.pop(field) for field in ids}
+    result: dict[str, Any] = {}
+    for name, value in (further | dict(values)).items():
+      *parts, field = name.split('.')
+      inner = result.setdefault(parts[0], {}) if parts and parts[0] in self.nested else result
+      inner[field if inner is not result else name] = value
+    return result
+
+  def _everywhere(self, names: Iterable[str]) -> Iterator[str]:
+    """Yields names of fields in a config.json and in its nested objects."""
+    for name in names:
+      yield name
+      yield from (f'{part}.{name}' for part in self.nested)
 
   def read(self, config: Mapping[str, Any], where: str) -> Fields:
     """Returns the validated fields of a config.json, and `architecture`.
@@ -207,10 +245,10 @@ class Family:
     Raises:
       UserError: a field has a wrong type, is out of range, or is not supported.
     """
-    check_unread_fields(
-      config, [*NO_EFFECT.split(), *DISABLED, *self.declared, *self.aliases, *self.no_effect], where
-    )
-    values = dict(config)
+    values = self.flat(config, where)
+    disabled = {name: field for one, field in DISABLED.items() for name in self._everywhere([one])}
+    ignored = self._everywhere([*NO_EFFECT.split(), *self.no_effect])
+    check_unread_fields(values, [*ignored, *disabled, *self.declared, *self.aliases], where)
     for alias, name in self.aliases.items():
       if (value := values.get(alias)) is not None and values.setdefault(name, value) != value:
         raise UserError(
@@ -220,7 +258,7 @@ class Family:
     names = Fields(values, {'architectures': Many(None, Text(''))}, where)['architectures']
     values['architecture'] = names[0] if names else self.architectures[0]
     architecture = Choice(self.architectures[0], self.architectures)
-    return Fields(values, {**DISABLED, **self.declared, 'architecture': architecture}, where)
+    return Fields(values, {**disabled, **self.declared, 'architecture': architecture}, where)
 
   def gin(self, fields: Fields) -> str:
     """Returns the gin text of the model with validated fields."""

@@ -59,8 +59,9 @@ class Layout:
     return (*first[: self.axis], size, *first[self.axis + 1 :])
 
   def join(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the tensor that holds all `parameters`."""
-    return np.concatenate([self.to_tensor(parameter) for parameter in parameters], self.axis)
+    """Returns the tensor that holds all `parameters`; a single one may be a number."""
+    tensors = [self.to_tensor(parameter) for parameter in parameters]
+    return np.concatenate(tensors, self.axis) if len(tensors) > 1 else np.array(tensors[0])
 
 
 class _Vector(Layout):

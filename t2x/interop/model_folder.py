@@ -56,7 +56,7 @@ class HFModel:
     self.fields = self.family.read(config, str(self.config))
     self.gin = self.family.gin(self.fields)
     self.tensors = self._normalize_names(read_tensors(path))
-    self._check_sizes(config)
+    self._check_sizes(self.family.flat(config, str(self.config)))
 
   def _check_sizes(self, config: Mapping[str, Any]) -> None:
     """Raises UserError for a size above every tensor dimension, before shapes of this size are computed."""

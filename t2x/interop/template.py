@@ -69,6 +69,7 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
     0 if part.registers is None else part.registers.shape[0]
   ),
   'PatchEmbedding.channels': lambda part: part.projection.kernel.shape[2],
+  'PatchEmbedding.use_bias': lambda part: part.projection.bias is not None,
   'ResidualMerge.parts': _parts_in_order,
   'Sequential.parts': _parts_in_order,
   'Stages.merge': lambda part: _same_kind(part.merges),
@@ -78,6 +79,9 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'TiedHead.scaled': lambda part: part.scale != 1.0,
   'TiedHead.use_bias': lambda part: part.bias is not None,
   'TokenEmbedding.scaled': lambda part: part.scale != 1.0,
+  'Tower.d_model': lambda part: part.body.output_dim,
+  'TwoTower.dim': lambda part: part.b_projection.kernel.shape[-1],
+  'VectorProjection.use_bias': lambda part: part.bias is not None,
   'VisionTransformer.d_model': lambda part: part.body.output_dim,
 }
 
@@ -155,6 +159,10 @@ Encoder:
 """ + LAYERS.replace('PreNorm', 'PostNorm')
 
 
+# `{name}`, or `{object.name}` for a field of an object in config.json.
+PLACEHOLDER = re.compile(r'\{([\w.]+)\}')
+
+
 class Part(str):
   """The name of a t2x class or function, `scope/Name`, for a gin reference; never taken from a file."""
 
@@ -165,7 +173,7 @@ def write(template: str, values: Mapping[str, Any]) -> str:
   A value is always written as a single literal or reference, so that it cannot inject other statements. Gin
   literals are Python literals.
   """
-  return re.sub(r'\{(\w+)\}', lambda match: _gin(values[match[1]]), template)
+  return re.sub(PLACEHOLDER, lambda match: _gin(values[match[1]]), template)
 
 
 def _gin(value: Any) -> str:
@@ -185,7 +193,7 @@ def fill(template: str, **names: Any) -> str:
     name = names.get(match[1], match[1])
     return f'{{{name}}}' if type(name) is str else _gin(name)
 
-  return re.sub(r'\{(\w+)\}', replacement, template)
+  return re.sub(PLACEHOLDER, replacement, template)
 
 
 def read_back(template: str, model: Any) -> dict[str, Any]:
@@ -196,7 +204,7 @@ def read_back(template: str, model: Any) -> dict[str, Any]:
   """
   values: dict[str, Any] = {}
   for _, text, value in _walk(template, model):
-    if name := re.fullmatch(r'\{(\w+)\}', text):
+    if name := re.fullmatch(PLACEHOLDER, text):
       values.setdefault(name[1], value)
   return values
 

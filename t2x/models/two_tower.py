@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Positive, Size
+from t2x.base.ranges import Finite, Positive, Size
 from t2x.layers import Embedder, Initializer, Linear, Tokens, named_key, normal, param
 from t2x.layers.dtypes import Dtypes
 from t2x.models.bodies import Encoder
@@ -18,7 +18,7 @@ from t2x.models.language_model import limited
 from t2x.models.pooling import mean_tokens
 from t2x.models.spec import ModelSpec
 
-__all__ = ['Tower', 'TwoTower']
+__all__ = ['Tower', 'TwoTower', 'VectorProjection']
 
 
 class Tower(nnx.Module):
@@ -56,15 +56,42 @@ class Tower(nnx.Module):
     return Output(pooled, None, out.aux, out.recorded)
 
 
+class VectorProjection(Linear):
+  """Linear map of the vectors of a tower to those that are compared.
+
+  Args:
+    inputs: width of the vectors of the tower.
+    outputs: width of the vectors that are compared.
+    init: initialiser, that of the towers.
+    use_bias: whether to add a bias, as SigLIP does to texts. CLIP does not.
+  """
+
+  def __init__(
+    self,
+    inputs: int,
+    outputs: int,
+    init: Initializer,
+    *,
+    use_bias: bool = False,
+    rngs: nnx.Rngs,
+  ):
+    axes = ('embed', None)
+    super().__init__((inputs,), (outputs,), axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
 class TwoTower(nnx.Module):
-  """Computes vectors of unit length of two inputs, 'a' and 'b', and the factor of their products in a loss.
+  """Computes vectors of unit length of two inputs, 'a' and 'b', and factor and bias of their products in a loss.
 
   Args:
     a: builds the tower of the first input.
     b: builds the tower of the second input.
     dim: width of the vectors that are compared.
+    a_projection: builds the projection of the vectors of `a`; None: they are compared as they are, and have the width `dim`.
+    b_projection: likewise for `b`.
     temperature: initial temperature; the factor is its inverse, and is learned on a logarithmic scale.
     max_factor: maximum of the factor; None: no maximum. 100 in CLIP's training.
+    bias: initial value of a learned number that is added to the products (SigLIP, https://arxiv.org/abs/2303.15343: -10);
+      None: no bias.
     init: initialiser of the projections.
   """
 
@@ -76,8 +103,11 @@ class TwoTower(nnx.Module):
     a: Callable[..., Tower],
     b: Callable[..., Tower],
     dim: Size,
+    a_projection: Callable[..., VectorProjection] | None = VectorProjection,
+    b_projection: Callable[..., VectorProjection] | None = VectorProjection,
     temperature: Positive = 0.07,
     max_factor: Positive | None = 100.0,
+    bias: Finite | None = None,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
@@ -87,13 +117,25 @@ class TwoTower(nnx.Module):
       )
     self.a, self.b, self.max_factor = a(rngs=rngs), b(rngs=rngs), max_factor
 
-    def projection(tower: Tower) -> Linear:
-      axes = ('embed', None)
-      return Linear((tower.body.output_dim,), (dim,), axes, init=init, use_bias=False, rngs=rngs)
+    def projection(name: str, tower: Tower, build: Callable[..., VectorProjection] | None) -> Any:
+      width = tower.body.output_dim
+      if build is not None:
+        return build(width, dim, init, rngs=rngs)
+      if width != dim:
+        raise UserError(
+          f'TwoTower.{name} = None needs vectors of width TwoTower.dim = {dim}, but those of the tower have {width}'
+        )
+      return None
 
-    self.a_projection, self.b_projection = projection(self.a), projection(self.b)
-    constant = nnx.initializers.constant(math.log(1 / temperature))
-    self.log_factor = param(constant, (), (), rngs, kind='scalar', keep_float32=True)
+    self.a_projection = projection('a_projection', self.a, a_projection)
+    self.b_projection = projection('b_projection', self.b, b_projection)
+
+    def number(value: float) -> nnx.Param:
+      constant = nnx.initializers.constant(value)
+      return param(constant, (), (), rngs, kind='scalar', keep_float32=True)
+
+    self.log_factor = number(math.log(1 / temperature))
+    self.bias = None if bias is None else number(bias)
 
   @property
   def spec(self) -> ModelSpec:
@@ -130,7 +172,7 @@ class TwoTower(nnx.Module):
     towers = (self.a, a, self.a_projection), (self.b, b, self.b_projection)
     for name, own, (tower, inputs, projection) in zip('ab', tokens, towers, strict=True):
       out = tower(inputs, own, named_key(key, name))
-      x = projection(out.x).astype(Dtypes.logits)
+      x = (out.x if projection is None else projection(out.x)).astype(Dtypes.logits)
       length = jnp.maximum(jnp.sqrt(jnp.square(x).sum(axis=-1, keepdims=True)), 1e-12)
       outs.append(Output(x / length, None, out.aux))
     return outs[0], outs[1]

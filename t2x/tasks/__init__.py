@@ -5,6 +5,7 @@ from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
 from t2x.tasks.average_precision import *
 from t2x.tasks.base import *
+from t2x.tasks.caption_contrast import *
 from t2x.tasks.caption_scores import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
@@ -27,6 +28,7 @@ from t2x.tasks.masked_translations import *
 from t2x.tasks.mixture import *
 from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *
+from t2x.tasks.pair_losses import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.picture_questions import *
 from t2x.tasks.pictures import *

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
-from t2x.data import Tokenizer
+from t2x.data import ImageFit, Tokenizer
 from t2x.data.images import normalise, random_crop
 from t2x.data.sources.image_folder import decode_image
 from t2x.layers import InputKind, Tokens
@@ -50,26 +50,41 @@ class ImageModality(Modality):
 
   Attributes:
     shape: height, width and channels.
-    mean: subtracted from the pixels, which are scaled to 0..1.
-    std: divisor of the centred pixels.
+    mean: subtracted from the pixels, which are scaled to 0..1; a number, or a number per channel.
+    std: divisor of the centred pixels; a number, or a number per channel.
+    fit: fits images of other sizes to `shape`; None: all images have that shape.
     crop_padding: padding in pixels on each side before a random crop, in training only; 0: no crops.
   """
 
   shape: tuple[Size, Size, Size]
-  mean: Finite = 0.5
-  std: Positive = 0.5
+  mean: Finite | Sequence[Finite] = 0.5
+  std: Positive | Sequence[Positive] = 0.5
+  fit: ImageFit | None = None
   crop_padding: Natural = 0
 
   kind: ClassVar[InputKind] = 'image'
+
+  def __post_init__(self):
+    for name in ('mean', 'std'):
+      value = getattr(self, name)
+      if isinstance(value, Sequence):
+        # A tuple, so that equal settings compare and hash equal.
+        object.__setattr__(self, name, tuple(value))
+        if len(value) != self.shape[-1]:
+          raise UserError(
+            f'ImageModality.{name} = {tuple(value)}: must be a number, or one for each of the {self.shape[-1]} channels'
+          )
 
   def spec(self, batch_size):
     return {'source': jax.ShapeDtypeStruct((batch_size, *self.shape), jnp.float32)}
 
   def prepare(self, source, random):
     image = np.asarray(source)
+    if self.fit is not None:
+      image = self.fit(image, *self.shape[:2])
     if image.shape != self.shape:
       raise UserError(
-        f'an image is {image.shape}, but ImageModality.shape = {self.shape}: resize it'
+        f'an image is {image.shape}, but ImageModality.shape = {self.shape}: resize it, or set ImageModality.fit'
       )
     if random is not None and self.crop_padding:
       image = random_crop(image, self.crop_padding, random)

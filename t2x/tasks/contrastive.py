@@ -1,27 +1,25 @@
 """Contrastive learning of pairs (CLIP, https://arxiv.org/abs/2103.00020, figure 3), and retrieval."""
 
+import abc
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.ranges import Size
+from t2x.base.ranges import NonEmpty, Size
 from t2x.data import PadPairs
 from t2x.data.sources.subset import spread
 from t2x.layers import Tokens
-from t2x.layers.constraints import constrain
 from t2x.models import Inputs
-from t2x.models.losses import cross_entropy
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
+from t2x.tasks.pair_losses import PairLoss, PairRows, Scores, Softmax
 from t2x.tasks.text import TextTask
 
-__all__ = ['Contrastive', 'Retrieval']
-
-MASKED = -1e9
+__all__ = ['Contrastive', 'PairTask', 'Retrieval']
 
 
 def split_sides(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -36,21 +34,18 @@ def split_sides(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, A
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contrastive(TextTask):
-  """Learns vectors of pairs of texts, of which each is closer to its own counterpart than to those of other pairs.
+class PairTask(TextTask):
+  """Learns vectors of two inputs, of which each is closer to its own counterpart than to those of other pairs.
 
-  The loss is the mean of two cross-entropies: of the `target` among all targets of the batch, for each `source`, and
-  the reverse. It compares all pairs of a batch, so batches are not accumulated. In evaluation it depends on the number
-  of pairs in a batch; `Retrieval` compares all pairs of a split. accuracy is the fraction of sources whose target is
-  the closest of the batch.
+  The loss compares all pairs of a batch, so batches are not accumulated. In evaluation it depends on the number of pairs
+  in a batch; `Retrieval` compares all pairs of a split. accuracy is the fraction of `a` whose own `b` is the closest of
+  the batch.
 
   Attributes:
-    source_length: maximum number of tokens of a source, including eos. Longer pairs are dropped.
-    target_length: maximum number of tokens of a target, including eos.
+    loss: compares the vectors of a batch: `Softmax` (CLIP), `Sigmoid` (SigLIP), `SigmoidInBlocks` or `RingSigmoid`.
   """
 
-  source_length: Size
-  target_length: Size
+  loss: PairLoss = Softmax()
 
   whole_batch: ClassVar[bool] = True
   inputs: ClassVar[Inputs] = {'a': 'ids', 'b': 'ids'}
@@ -60,6 +55,63 @@ class Contrastive(TextTask):
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
+
+  def check_model(self, model):
+    """Also raises UserError if the model has a parameter that the loss does not use."""
+    super().check_model(model)
+    self.loss.check_model(model)
+
+  @abc.abstractmethod
+  def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens | None:
+    """Returns the metadata of the tokens of 'a' or 'b'; None: unpadded rows."""
+
+  def texts(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+    """Returns two hashes of the text of each row, uint32 [batch, 2], where equal texts are no negatives; else None."""
+    return None
+
+  def target_weights(self, batch):
+    return batch['weight'].astype(jnp.float32)
+
+  def vectors(self, model, batch, key=None):
+    """Returns the outputs of both sides, with vectors of unit length [batch, dim]."""
+    tokens = tuple(self.side(batch, name) for name in self.inputs)
+    return model(batch['a'], batch['b'], tokens=tokens, key=key)
+
+  def sums(self, model, batch, key):
+    """Returns loss and accuracy over the pairs with weight 1."""
+    a, b = self.vectors(model, batch, key)
+    rows = PairRows(jnp.arange(len(a.x)), batch['weight'] != 0, self.texts(batch))
+    bias = None if model.bias is None else model.bias[...].astype(jnp.float32)
+    pairs = self.loss(a.x, b.x, Scores(model.factor, bias), rows)
+    weights = self.weighted_targets(batch)
+    total = weights.sum()
+    sums = {
+      'loss': ((pairs.losses * weights).sum(), total),
+      'accuracy': ((pairs.correct * weights).sum(), total),
+      'factor': (model.factor * total, total),
+    }
+    if bias is not None:
+      sums['bias'] = bias * total, total
+    return TaskOutput(sums, a.aux + b.aux)
+
+  def summarise(self, means, info=None):
+    """Returns the metrics without perplexity."""
+    return Task.summarise(self, means, info)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contrastive(PairTask):
+  """Learns vectors of pairs of texts, of which each is closer to its own counterpart than to those of other pairs.
+
+  Texts that are equal in several pairs of a batch are negatives of each other: `Deduplicated` removes them from a source.
+
+  Attributes:
+    source_length: maximum number of tokens of a source, including eos. Longer pairs are dropped.
+    target_length: maximum number of tokens of a target, including eos.
+  """
+
+  source_length: Size
+  target_length: Size
 
   @property
   def plan(self):
@@ -80,56 +132,29 @@ class Contrastive(TextTask):
     }
     return sides | {'weight': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
 
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
-
-  def vectors(self, model, batch, key=None):
-    """Returns the outputs of both sides, with vectors of unit length [batch, dim]."""
-    tokens = tuple(
-      Tokens.row(batch[name].shape[1], segments=batch[f'{name}_segments'], right_padded=True)
-      for name in self.inputs
-    )
-    return model(batch['a'], batch['b'], tokens=tokens, key=key)
-
-  def sums(self, model, batch, key):
-    """Returns loss and accuracy over the pairs with weight 1."""
-    a, b = self.vectors(model, batch, key)
-    logits = constrain(model.factor * (a.x @ b.x.T), 'batch', None)
-    weights, labels = self.weighted_targets(batch), jnp.arange(len(a.x))
-    # Padding is no candidate of the pairs.
-    present = batch['weight'] != 0
-    losses = (
-      cross_entropy(jnp.where(present, logits, MASKED), labels),
-      cross_entropy(jnp.where(present, logits.T, MASKED), labels),
-    )
-    hits = jnp.argmax(jnp.where(present, logits, MASKED), axis=1) == labels
-    total = weights.sum()
-    sums = {
-      'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
-      'accuracy': ((hits * weights).sum(), total),
-      'factor': (model.factor * total, total),
-    }
-    return TaskOutput(sums, a.aux + b.aux)
-
-  def summarise(self, means, info=None):
-    """Returns the metrics without perplexity."""
-    return Task.summarise(self, means, info)
+  def side(self, batch, name):
+    return Tokens.row(batch[name].shape[1], segments=batch[f'{name}_segments'], right_padded=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retrieval(TaskEvaluator):
   """Finds the target of each source among all targets of a split by their vectors, and the reverse.
 
-  Metrics: recall_1 and recall_10, the fractions whose counterpart is among the closest 1 and 10, and mean_reciprocal_rank;
-  those of sources for targets begin with reverse_.
+  Metrics: recall_K, the fractions whose counterpart is among the closest K, and mean_reciprocal_rank; those of sources for
+  targets begin with reverse_.
+
+  Attributes:
+    closest: the numbers K.
   """
 
-  kinds: ClassVar[tuple[type[Task], ...]] = (Contrastive,)
+  closest: Annotated[Sequence[Size], NonEmpty] = (1, 10)
+
+  kinds: ClassVar[tuple[type[Task], ...]] = (PairTask,)
 
   def __call__(self, evaluated):
     """Returns the metrics and, per pair, whether its target is the closest."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, Contrastive)
+    assert isinstance(task, PairTask)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     pairs = evaluated.predict(
       [rows[i] for i in indices],
@@ -139,9 +164,10 @@ class Retrieval(TaskEvaluator):
     metrics = {'examples': float(len(a))}
     ranks = {'': _ranks(a, b), 'reverse_': _ranks(b, a)}
     for prefix, rank in ranks.items():
-      metrics |= {f'{prefix}recall_{k}': float(np.mean(rank <= k)) for k in (1, 10)}
+      metrics |= {f'{prefix}recall_{k}': float(np.mean(rank <= k)) for k in self.closest}
       metrics[f'{prefix}mean_reciprocal_rank'] = float(np.mean(1 / rank))
-    return Evaluation(metrics, examples={'recall_1': (ranks[''] <= 1).astype(float)})
+    first = self.closest[0]
+    return Evaluation(metrics, examples={f'recall_{first}': (ranks[''] <= first).astype(float)})
 
 
 def _ranks(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

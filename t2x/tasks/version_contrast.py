@@ -13,7 +13,7 @@ from t2x.data.plans import padded
 from t2x.data.tokenizers.base import Located
 from t2x.layers import named_key
 from t2x.models.losses import classification_sums
-from t2x.tasks.contrastive import MASKED
+from t2x.tasks.pair_losses import MASKED
 from t2x.tasks.several_texts import TextsTask
 
 __all__ = ['VersionContrast']

@@ -182,7 +182,14 @@ PARTS = [
   partial(
     models.SequenceClassifier, W, V, classifier=partial(models.PooledClassifier, num_classes=3)
   ),
-  partial(models.TwoTower, a=TOWER, b=TOWER, dim=8),
+  partial(
+    models.TwoTower,
+    a=TOWER,
+    b=TOWER,
+    dim=8,
+    bias=-10.0,
+    b_projection=partial(models.VectorProjection, use_bias=True),
+  ),
   *_width(models.Encoder, input_dim=8, stack=STACK, input_norm=layers.LayerNorm),
   *_width(models.Stages, stages=[STACK, STACK]),
   *_width(models.Funnel, stages=[STACK, STACK], pooling=STACK),

@@ -22,6 +22,16 @@ BERT = {
   'vocab_size': 20,
   'max_position_embeddings': 6,
 }
+TOWER = {
+  'hidden_size': 8,
+  'intermediate_size': 12,
+  'num_hidden_layers': 1,
+  'num_attention_heads': 2,
+}
+TOWERS = {
+  'text_config': TOWER | {'vocab_size': 20, 'max_position_embeddings': 6},
+  'vision_config': TOWER | {'image_size': 4, 'patch_size': 2},
+}
 SIDES = {
   'd_model': 8,
   'encoder_layers': 1,
@@ -36,6 +46,8 @@ CONFIGS = {
   'albert': BERT | {'embedding_size': 4},
   'bart': SIDES | {'vocab_size': 20, 'max_position_embeddings': 6},
   'bert': BERT | {'architectures': ['BertForSequenceClassification'], 'num_labels': 3},
+  'clip': TOWERS | {'projection_dim': 6},
+  'siglip': TOWERS,
   'deberta-v2': BERT
   | {
     'norm_rel_ebd': 'layer_norm',

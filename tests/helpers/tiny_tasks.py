@@ -135,6 +135,12 @@ def images_and_recordings(folder):
       text_length=70,
       tokenizer=Palette(num_colours=4, text=Bytes()),
     ),
+    t2x.tasks.CaptionContrast(
+      source=DigitRows(longest=2, train_examples=COUNT),
+      modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
+      target_length=16,
+      tokenizer=Bytes(),
+    ),
   ]
 
 

@@ -120,7 +120,8 @@ def exported(tmp_path):
   def write(model, theirs, **more):
     folder = tmp_path / f'ours-{len(list(tmp_path.iterdir()))}'
     leaves = dict(named_leaves(model))
-    tokens = {key: value for key, value in theirs.config.to_dict().items() if '_token_id' in key}
+    fields = theirs.config.get_text_config().to_dict()
+    tokens = {key: value for key, value in fields.items() if '_token_id' in key}
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]), extra=tokens)
     assert family.model_type == theirs.config.model_type
     loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)

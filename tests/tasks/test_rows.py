@@ -11,7 +11,14 @@ from t2x.layers import Tokens
 
 STATE_PADDING = {
   *('SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'),
-  *('Captions', 'Contrastive', 'MaskedPairs', 'TextRegression', 'MultipleChoice'),
+  *(
+    'Captions',
+    'CaptionContrast',
+    'Contrastive',
+    'MaskedPairs',
+    'TextRegression',
+    'MultipleChoice',
+  ),
   *('MaskedTranslations', 'Denoising', 'VersionContrast'),
 }
 

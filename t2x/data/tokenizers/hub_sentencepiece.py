@@ -1,10 +1,11 @@
 """SentencePiece tokenizers of model folders: T5 (https://arxiv.org/abs/1910.10683), ALBERT
-(https://arxiv.org/abs/1909.11942) and Marian (https://arxiv.org/abs/1804.00344)."""
+(https://arxiv.org/abs/1909.11942), SigLIP (https://arxiv.org/abs/2303.15343) and Marian (https://arxiv.org/abs/1804.00344)."""
 
 import dataclasses
 import functools
 import json
 import re
+import string
 import unicodedata
 from collections.abc import Mapping
 
@@ -17,20 +18,25 @@ from t2x.data.tokenizers.sentencepiece import SentencePieceModel
 from t2x.data.tokenizers.special_tokens import SpecialTokens, TokenizerFolder, Unsupported
 
 # Fields of `Fold` in the tokenizer.json of a run folder.
-FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED)}
+FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED), 'punctuation': Bool(False)}
+# SigLIP's.
+WITHOUT_PUNCTUATION = 'SiglipTokenizer'
+PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-  """ALBERT's normalisation before SentencePiece; also replaces `` and '' by double quotes.
+  """The normalisation of ALBERT and SigLIP before SentencePiece; also replaces `` and '' by double quotes.
 
   Attributes:
     lower: converts to lower case.
     strip: decomposes characters and removes accents.
+    punctuation: removes the punctuation of ASCII.
   """
 
   lower: bool = False
   strip: bool = False
+  punctuation: bool = False
 
   def __call__(self, text: str) -> tuple[str, list[tuple[int, int]]]:
     """Returns the normalised text and the span of each of its characters in the original text."""
@@ -43,6 +49,8 @@ class Fold:
         part = ''.join(c for c in decomposed if unicodedata.category(c) != 'Mn')
       if self.lower:
         part = ''.join(character.lower() for character in part)
+      if self.punctuation:
+        part = part.translate(PUNCTUATION)
       folded += part
       spans += [match.span()] * len(part)
     return ''.join(folded), spans
@@ -125,6 +133,8 @@ class SpieceTokenizer(SentencePieceModel):
     config: dict[str, object] = {'tokenizer_class': 'T5Tokenizer'}
     if self._fold is None:
       config['extra_ids'] = self.vocab_size - self._processor.vocab_size()
+    elif self._fold.punctuation:
+      config = {'tokenizer_class': WITHOUT_PUNCTUATION, 'do_lower_case': self._fold.lower}
     else:
       config = {'tokenizer_class': 'AlbertTokenizer', 'do_lower_case': self._fold.lower}
       config['keep_accents'] = not self._fold.strip
@@ -205,7 +215,7 @@ class MarianTokenizer(SpieceTokenizer):
 
 
 def spiece(folder: TokenizerFolder) -> Tokenizer:
-  """Reads spiece.model: ALBERT's tokenizer if it has a piece [CLS], else T5's.
+  """Reads spiece.model: ALBERT's tokenizer if it has a piece [CLS], else T5's or SigLIP's.
 
   Raises:
     Unsupported: the model has neither [CLS] nor </s>.
@@ -225,7 +235,10 @@ def spiece(folder: TokenizerFolder) -> Tokenizer:
     raise Unsupported(
       f'{folder.path}/spiece.model is not supported: it must have a piece </s> (T5) or [CLS] (ALBERT)'
     )
-  extra = [f'<extra_id_{i}>' for i in reversed(range(settings['extra_ids']))]
+  # SigLIP's has no sentinels, and reads texts without punctuation.
+  plain = settings['tokenizer_class'] == WITHOUT_PUNCTUATION
+  folded = Fold(lower=settings['do_lower_case'], punctuation=True) if plain else None
+  extra = [f'<extra_id_{i}>' for i in reversed(range(0 if plain else settings['extra_ids']))]
   added = {name: len(pieces) + i for i, name in enumerate(extra) if name not in vocab}
   added |= {piece: i for i, piece in enumerate(pieces) if piece.startswith('<extra_id_')}
   added |= {name: vocab[name] for name in ('<pad>', '</s>', '<unk>') if name in vocab}
@@ -234,7 +247,7 @@ def spiece(folder: TokenizerFolder) -> Tokenizer:
   tokens = folder.special_tokens(vocab.get, single, (*single, ('B', 0), (eos, 0)))
   if folder.decoder_start is None:
     tokens = dataclasses.replace(tokens, start_id=tokens.pad_id)
-  return SpieceTokenizer(model, tokens, added)
+  return SpieceTokenizer(model, tokens, added, folded)
 
 
 def marian(folder: TokenizerFolder) -> Tokenizer:

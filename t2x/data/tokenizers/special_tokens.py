@@ -47,6 +47,7 @@ TOKENIZER: Mapping[str, Field] = {
   'separate_vocabs': Bool(False),
   'strip_accents': Bool(None),
   'tokenize_chinese_chars': Bool(True),
+  'tokenizer_class': Text(None),
 }
 MODEL: Mapping[str, Field] = {
   'bos_token_id': Ids(None),

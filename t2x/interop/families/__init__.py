@@ -17,6 +17,7 @@ from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
+from t2x.interop.families.towers import CLIP, SIGLIP
 from t2x.interop.families.vit import DEIT, VIT
 from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
@@ -27,6 +28,7 @@ ALL: tuple[Family, ...] = (
   ALBERT,
   BART,
   BERT,
+  CLIP,
   COHERE,
   CONVNEXT,
   DEBERTA_V2,
@@ -39,7 +41,7 @@ ALL: tuple[Family, ...] = (
   GPT_NEOX,
   LLAMA,
 )
-ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, RESNET, ROBERTA, SWIN, SWITCH, T5, VIT, XLM)
+ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, RESNET, ROBERTA, SIGLIP, SWIN, SWITCH, T5, VIT, XLM)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 
