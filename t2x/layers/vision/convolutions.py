@@ -20,6 +20,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.initializers import build_context, ones, variance_scaling, zeros
 from t2x.layers.interfaces import Call, Merge, Norm, Result
+from t2x.layers.one_cpu import on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.rules import Fixed
 from t2x.layers.tokens import Tokens
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 Grid = Float[Array, 'batch rows columns d_model']
+# Side of the largest kernel whose taps are summed one by one: each is an operation of the program.
+_MAX_TAPS = 7
 
 
 @runtime_checkable
@@ -223,19 +226,38 @@ class GridConvolution(_GridPart):
     kernel = self.convolution.kernel[...]
     size = len(kernel)
     around = size // 2 if size % 2 else 0
-    y = jax.lax.conv_general_dilated(
-      x.astype(kernel.dtype),
-      kernel,
-      (self.stride, self.stride),
-      [(around, around)] * 2,
-      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-      feature_group_count=self.num_groups,
-    )
+    each_alone = self.num_groups == x.shape[-1] == self.output_dim and size % 2 == self.stride == 1
+    if each_alone and size <= _MAX_TAPS and on_one_cpu():
+      y = _depthwise(x.astype(kernel.dtype), kernel)
+    else:
+      y = jax.lax.conv_general_dilated(
+        x.astype(kernel.dtype),
+        kernel,
+        (self.stride, self.stride),
+        [(around, around)] * 2,
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        feature_group_count=self.num_groups,
+      )
     bias = self.convolution.bias
     if bias is not None:
       y = y + broadcast(bias[...], y.shape, y.dtype)
     y = y if self.norm is None else self.norm(y)
     return y if self.activation is None else self.activation(y)
+
+
+def _depthwise(x: Grid, kernel: Float[Array, 'taps taps 1 d_model']) -> Grid:
+  """Returns the convolution of each feature alone, summed over the taps: XLA's convolution takes 2 to 14 times as long
+  with its gradients on a CPU."""
+  around, (rows, columns) = len(kernel) // 2, x.shape[1:3]
+  padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
+  kernel = kernel.astype(Dtypes.reductions)
+  taps = [
+    padded[:, i : i + rows, j : j + columns].astype(Dtypes.reductions)
+    * with_rank(kernel[i, j, 0], 4)
+    for i in range(len(kernel))
+    for j in range(len(kernel))
+  ]
+  return sum(taps[1:], taps[0]).astype(x.dtype)
 
 
 class MaxPool(_GridPart):
