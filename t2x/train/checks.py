@@ -125,8 +125,6 @@ def _check_init_from(experiment: 'Experiment', program: Program) -> str:
   """Describes the parameters that would be loaded from the other run, which may not exist yet."""
   init_from = experiment.init_from
   assert init_from is not None
-  if experiment.trainer is not None:
-    init_from = init_from.of_seed(experiment.trainer.seed)
   if not Path(init_from.run).is_dir():
     return f'InitFrom.run {init_from.run} does not exist yet'
   check_same(Path(init_from.run), experiment.mup)

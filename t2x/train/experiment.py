@@ -146,6 +146,10 @@ class Teacher:
   model: Callable[..., Model]
   init_from: InitFrom
 
+  def of_seed(self, seed: int) -> 'Teacher':
+    """Returns the teacher from the run of a seed."""
+    return dataclasses.replace(self, init_from=self.init_from.of_seed(seed))
+
   def plan(
     self, frozen: Mapping[str, Any], tokenizer: Tokenizer | None = None
   ) -> tuple[Callable[[], Params], str]:
@@ -206,6 +210,11 @@ class Experiment:
         raise UserError(
           f"Experiment.evaluations has '{name}', which is also a task of the mixture: rename one"
         )
+    if self.trainer is not None:
+      for name in ('init_from', 'teacher'):
+        part = getattr(self, name)
+        # A frozen dataclass is changed where it is made.
+        object.__setattr__(self, name, part and part.of_seed(self.trainer.seed))
 
   def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
     """Returns model, task and trainer.

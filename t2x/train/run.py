@@ -107,7 +107,6 @@ class TrainingRun(Inference):
     state, frozen = self.program.init(self.trainer.seed)
     init_from, groups = self.experiment.init_from, self.program.groups
     if init_from is not None:
-      init_from = init_from.of_seed(self.trainer.seed)
       check_same(Path(init_from.run), self.experiment.mup)
       infos = self.program.blueprint.infos
       load, table = init_from.plan(groups.join(state.params, frozen), infos=infos)

@@ -12,6 +12,7 @@ from t2x.data import Bytes, Characters, RunTokenizer
 from t2x.data.tokenizers.characters import ByteTokenizer
 from t2x.layers import LearnedGrid, TokenEmbedding, Tokens, param
 from t2x.layers.arrays import named_leaves
+from t2x.train import Experiment, Teacher, Trainer
 from t2x.train.checkpoints.resize import (
   InterpolateGrid,
   InterpolatePositions,
@@ -349,3 +350,11 @@ def test_the_tokenizer_of_a_run_knows_its_size(tmp_path):
   assert RunTokenizer(run=str(tmp_path), vocab_size=300).train(()).vocab_size == 300
   with pytest.raises(UserError, match=r'RunTokenizer\.vocab_size = 7, but'):
     RunTokenizer(run=str(tmp_path), vocab_size=7).train(())
+
+
+def test_a_seed_starts_from_a_run_of_its_own_and_has_a_teacher_of_its_own():
+  runs = InitFrom(run='runs/first-{seed}')
+  teacher = Teacher(model=TokenEmbedding, init_from=runs)
+  trainer = Trainer(num_steps=1, batch_size=1, seed=3)
+  experiment = Experiment(init_from=runs, teacher=teacher, trainer=trainer)
+  assert experiment.init_from.run == experiment.teacher.init_from.run == 'runs/first-3'
