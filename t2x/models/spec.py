@@ -93,7 +93,7 @@ class ModelSpec:
   @property
   def vocab_size(self) -> int | None:
     """Vocabulary size of the last input of token ids; None without one."""
-    ids = (item for item in reversed(self.inputs.values()) if item.kind == 'ids')
+    ids = (item for item in reversed(list(self.inputs.values())) if item.kind == 'ids')
     return next((item.vocab_size for item in ids), None)
 
   @property

@@ -161,8 +161,8 @@ class PredictedMasks(TaskEvaluator):
       prepared = transform(row, np.random.default_rng(0))
       image = _pixels(prepared['image'], task)
       rgb = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
-      panels += [_enlarged(one) for one in (rgb, colours[prepared['mask']], colours[predicted])]
-    return Evaluation({}, (), {'masks': _grid(panels, 6 if len(chosen) > 1 else 3)})
+      panels += [enlarged(one) for one in (rgb, colours[prepared['mask']], colours[predicted])]
+    return Evaluation({}, (), {'masks': grid(panels, 6 if len(chosen) > 1 else 3)})
 
 
 def voc_colours(number: int) -> np.ndarray:
