@@ -38,8 +38,7 @@ def is_plain() -> bool:
 
 def on_one_cpu() -> bool:
   """Returns whether the program that is traced is for one CPU device, and not with `plain_operations`."""
-  is_cpu = jax.default_backend() == 'cpu' and not step_context().for_accelerators
-  return is_cpu and num_devices() == 1 and not is_plain()
+  return jax.default_backend() == 'cpu' and num_devices() == 1 and not is_plain()
 
 
 def project(x: Float[Array, '...'], kernel: Float[Array, '...'], num_inputs: int) -> Array:

@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Epsilon, Positive, Size
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
@@ -226,8 +227,9 @@ class GridConvolution(_GridPart):
     kernel = self.convolution.kernel[...]
     size = len(kernel)
     around = size // 2 if size % 2 else 0
-    each_alone = self.num_groups == x.shape[-1] == self.output_dim and size % 2 == self.stride == 1
-    if each_alone and size <= _MAX_TAPS and on_one_cpu():
+    is_depthwise = self.num_groups == x.shape[-1] == self.output_dim
+    few_taps = size % 2 == 1 and self.stride == 1 and size <= _MAX_TAPS
+    if is_depthwise and few_taps and on_one_cpu() and not step_context().for_accelerators:
       y = _depthwise(x.astype(kernel.dtype), kernel)
     else:
       y = jax.lax.conv_general_dilated(
