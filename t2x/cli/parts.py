@@ -10,6 +10,10 @@ from typing import Any
 HELP = 'list the parts that gin files can name, or describe one'
 TAKES_BINDINGS = False
 
+# What sweep files bind, with what their reader sets: no parts of an experiment.
+_SWEEPS = ('Sweep', 'Tune')
+_SET_BY_READER = ('Sweep.file', 'Sweep.shared')
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
@@ -17,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     'name',
     nargs='?',
     metavar='NAME',
-    help='a part such as MultiHeadAttention, or an interface such as Task',
+    help='a part such as MultiHeadAttention, an interface such as Task, or Sweep or Tune of sweep files',
   )
   parser.add_argument(
     '--import',
@@ -36,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
   """Prints the parts by interface, or one part with its parameters."""
   from t2x.base.errors import UserError
   from t2x.cli.options import refuse
-  from t2x.config import catalogue, did_you_mean
+  from t2x.config import Registry, catalogue, did_you_mean
   from t2x.experiments import registry
 
   parts = registry(args.modules)
@@ -47,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = [
       interface for interface in interfaces if interface.cls.__name__ == args.name.lstrip('@')
     ]
-    matches = parts.find(args.name.lstrip('@'))
+    name = args.name.lstrip('@')
+    sweeps = Registry.of(('t2x.sweeps.sweep', 't2x.sweeps.tune')) if name in _SWEEPS else parts
+    matches = sweeps.find(name)
     if not matches and not chosen:
-      names = [*parts.names(), *(interface.cls.__name__ for interface in interfaces)]
+      names = [*parts.names(), *(interface.cls.__name__ for interface in interfaces), *_SWEEPS]
       raise UserError(
         f"no part named '{args.name}'{did_you_mean(args.name, names)}; `t2x parts` lists all"
       )
@@ -110,6 +116,8 @@ def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
   yield from textwrap.wrap(catalogue.summary(part.obj), width)
   yield from catalogue.papers(part.obj)
   for name, kind, default, text in catalogue.parameters(part):
+    if f'{part.name}.{name}' in _SET_BY_READER:
+      continue
     yield ''
     yield from textwrap.wrap(f'{part.name}.{name} = {default}', width, subsequent_indent='    ')
     yield from textwrap.wrap(

@@ -184,6 +184,11 @@ def test_a_part_is_described(capsys):
   assert 'Trainer.num_steps = required' in capsys.readouterr().out
   assert main(['parts', 'Stack']) == 0
   assert 'Stack.blocks = [@Block]' in capsys.readouterr().out
+  assert main(['parts', 'Tune']) == 0
+  assert 'Tune.parameter = required' in capsys.readouterr().out
+  assert main(['parts', 'Sweep']) == 0
+  out = capsys.readouterr().out
+  assert "Sweep.match = 'steps'" in out and 'Sweep.file' not in out
 
 
 def test_unknown_names_are_errors_with_a_suggestion(capsys):
