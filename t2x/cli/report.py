@@ -26,6 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   every = 'seconds between updates of --watch (default: 30)'
   parser.add_argument('--every', type=positive, default=30.0, metavar='SECONDS', help=every)
   add_json(parser)
+  parser.add_argument(
+    '--latex',
+    metavar='FILE',
+    help='also write the verdicts as a LaTeX table (booktabs) to FILE.tex',
+  )
   fit = parser.add_argument_group('scaling law')
   fit.add_argument(
     '--fit',
@@ -75,13 +80,29 @@ def run(args: argparse.Namespace) -> int:
 
   folder = Path(args.sweep)
   for results in report.watch(folder, args.every if args.watch else None):
+    if args.latex is not None:
+      _write_latex(Path(args.latex), results)
     _print(args, results, [])
   return 0
+
+
+def _write_latex(file: Path, results: 'Results') -> None:
+  from t2x.base.files import write_atomically
+  from t2x.sweeps.report.latex import latex
+
+  if file.suffix != '.tex':
+    raise UserError(f'--latex {file}: the name of a LaTeX file must end in .tex')
+  try:
+    write_atomically(file, latex(results).encode())
+  except OSError as error:
+    raise UserError(f'{file} cannot be written: {error.strerror}') from error
 
 
 def _fit(args: argparse.Namespace) -> int:
   if args.watch:
     raise UserError('--fit needs a finished sweep: remove --watch')
+  if args.latex is not None:
+    raise UserError('--latex has no effect with --fit: run the report without it')
   from t2x.sweeps import report
   from t2x.sweeps.report.fit import fit_results, write_png
 

@@ -1,0 +1,55 @@
+"""The verdicts of a sweep as a LaTeX table."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from t2x.cli import main
+from t2x.sweeps.report import read_results
+
+EFFECTS = {'vanilla': 0.0, 'a_b %': -0.12, r'50$ \x{~^}': 0.2}
+
+
+@pytest.fixture
+def folder(sweep):
+  return sweep(effects=EFFECTS, seeds=4, diverged=('a_b %', 1), failed=('none', 0))
+
+
+def test_the_table_has_the_numbers_of_the_report(folder, tmp_path):
+  file = tmp_path / 'table.tex'
+  assert main(['report', str(folder), '--latex', str(file)]) == 0
+  text = file.read_text()
+  rows = read_results(folder).rows
+  lines = [line for line in text.splitlines() if line.endswith(r'\\')][1:]
+  assert len(lines) == len(rows) == 3
+  for line, row in zip(lines, rows, strict=True):
+    _, mean, seeds, *compared = (cell.strip() for cell in line.removesuffix(r'\\').split(' & '))
+    numbers = [float(n) for n in re.findall(r'[-+]?\d+\.\d+', mean + ' '.join(compared))]
+    expected = [row.summary.mean, row.summary.std]
+    if row.comparison is not None:
+      expected += [row.comparison.difference, row.comparison.low, row.comparison.high]
+    assert numbers == pytest.approx(expected, abs=6e-3)
+    assert (int(seeds), compared[-1]) == (row.summary.n, row.verdict)
+  assert r'a\_b \%' in lines[1]
+  assert r'50\$ \textbackslash{}x\{\textasciitilde{}\textasciicircum{}\}' in lines[2]
+  assert 'diverged' in re.search(r'\\caption\{(.*)\}', text)[1]
+
+
+def test_another_suffix_and_a_fit_are_refused(folder, tmp_path, capsys):
+  assert main(['report', str(folder), '--latex', str(folder / 'sweep.json')]) == 2
+  assert 'must end in .tex' in capsys.readouterr().err
+  assert main(['report', str(folder), '--fit', '--latex', str(tmp_path / 'a.tex')]) == 2
+  assert '--latex has no effect with --fit' in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
+def test_the_table_compiles(folder, tmp_path):
+  assert main(['report', str(folder), '--latex', str(tmp_path / 'table.tex')]) == 0
+  page = r'\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}'
+  (tmp_path / 'page.tex').write_text(page)
+  command = ['pdflatex', '-halt-on-error', '-interaction=nonstopmode', 'page.tex']
+  done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stdout[-2000:]
