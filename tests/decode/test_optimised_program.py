@@ -53,7 +53,7 @@ def decoding_program(strategy, batch):
       56 * ones,
       None,
       {'source': jnp.zeros((batch, SLOTS), jnp.int32)},
-      num_slots=SLOTS,
+      None,
       max_new_tokens=SLOTS - 8,
       strategy=strategy,
       num_return=1,

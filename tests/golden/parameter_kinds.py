@@ -238,7 +238,7 @@ PARTS = [
       stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
       final_norm=None,
     ),
-    head=partial(models.BoxHead, num_classes=3),
+    head=partial(models.BoxHead, num_classes=3, class_layers=3),
   ),
   partial(
     models.YOLOS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
-from t2x.data.tokenizers.base import Existing, Tokenizer, read
+from t2x.data.tokenizers.base import Existing, SpecialIds, Tokenizer, read
 from t2x.data.tokenizers.palette import TEXT_KINDS, PaletteTokenizer
 
 __all__ = ['RunTokenizer', 'load_tokenizer']
@@ -66,6 +66,13 @@ class RunTokenizer(Existing):
 
   run: Text
   vocab_size: Size | None = None
+
+  @property
+  def ids(self):
+    """The special ids; those of any tokenizer if `vocab_size` is set and the run does not exist yet."""
+    if self.vocab_size is None or Path(self.run).exists():
+      return self.load()
+    return SpecialIds()
 
   def load(self):
     """Loads the tokenizer from the run folder.

@@ -1,6 +1,7 @@
 """What all mixers share: refusals, dropout, states that do not grow, and costs that grow with the length only."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -114,9 +115,13 @@ def test_rows_of_several_segments_are_nan(name):
 )
 def test_dropout_needs_a_key(name):
   dropping, sure = build(name, dropout_rate=0.5), build(name, dropout_rate=0.0)
-  without, expected = run(dropping, X)[0], run(sure, X)[0]
+  x, grid = X, PARTS[name].get('grid')
+  if grid is not None:
+    x = jnp.concatenate([X, -X], axis=1)[:, : math.prod(grid)]
+  tokens = Tokens.row(x.shape[1], grid=grid)
+  without, expected = run(dropping, x, tokens=tokens)[0], run(sure, x, tokens=tokens)[0]
   np.testing.assert_array_equal(without, expected)
-  one, two = (run(dropping, X, key=jax.random.key(seed))[0] for seed in (0, 1))
+  one, two = (run(dropping, x, tokens=tokens, key=jax.random.key(seed))[0] for seed in (0, 1))
   assert not np.allclose(one, two) and not np.allclose(one, without)
 
 
