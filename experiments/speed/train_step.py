@@ -1,4 +1,4 @@
-"""Milliseconds per train step of five small models: t2x, PyTorch, and PyTorch with torch.compile.
+"""Milliseconds per train step of small models: t2x, PyTorch (vision: timm), and PyTorch with torch.compile.
 
 python experiments/speed/train_step.py --rounds 7 --out experiments/speed/results/train_step.csv
 
