@@ -104,6 +104,27 @@ class PrepareImage:
     }
 
 
+def fix_statistics(settings: Any, shape: str) -> None:
+  """Makes `mean` and `std` of frozen settings of images tuples, so that equal settings compare and hash equal.
+
+  Args:
+    settings: the settings, when they are made.
+    shape: name of their setting whose last value is the number of channels.
+
+  Raises:
+    UserError: `mean` or `std` has neither one value nor one per channel.
+  """
+  kind, sides = type(settings).__name__, getattr(settings, shape)
+  for name in ('mean', 'std'):
+    value = getattr(settings, name)
+    if isinstance(value, Sequence):
+      object.__setattr__(settings, name, tuple(value))
+      if len(value) != sides[-1]:
+        raise UserError(
+          f'{kind}.{name} = {tuple(value)}: must be a number, or one number for each channel of {kind}.{shape} = {sides}'
+        )
+
+
 def normalise(
   image: np.ndarray, mean: float | Sequence[float], std: float | Sequence[float]
 ) -> np.ndarray:

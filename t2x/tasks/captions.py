@@ -13,7 +13,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import ImageFit, Tokenizer
-from t2x.data.images import normalise, random_crop
+from t2x.data.images import fix_statistics, normalise, random_crop
 from t2x.data.sources.image_folder import decode_image
 from t2x.layers import InputKind, Tokens
 from t2x.tasks.text import check_shapes
@@ -65,15 +65,7 @@ class ImageModality(Modality):
   kind: ClassVar[InputKind] = 'image'
 
   def __post_init__(self):
-    for name in ('mean', 'std'):
-      value = getattr(self, name)
-      if isinstance(value, Sequence):
-        # A tuple, so that equal settings compare and hash equal.
-        object.__setattr__(self, name, tuple(value))
-        if len(value) != self.shape[-1]:
-          raise UserError(
-            f'ImageModality.{name} = {tuple(value)}: must be a number, or one for each of the {self.shape[-1]} channels'
-          )
+    fix_statistics(self, 'shape')
 
   def spec(self, batch_size):
     return {'source': jax.ShapeDtypeStruct((batch_size, *self.shape), jnp.float32)}

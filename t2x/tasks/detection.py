@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Fraction, NonNegative, Positive, Size
 from t2x.data import Crop, PrepareBoxes
+from t2x.data.images import fix_statistics
 from t2x.data.sources.base import class_names
 from t2x.layers.constraints import constrain
 from t2x.models import Inputs
@@ -63,10 +64,7 @@ class Detection(Task):
   unit: ClassVar[str] = 'examples'
 
   def __post_init__(self):
-    for name in ('mean', 'std'):
-      if isinstance(value := getattr(self, name), Sequence):
-        # A tuple, so that equal settings compare and hash equal.
-        object.__setattr__(self, name, tuple(value))
+    fix_statistics(self, 'image_shape')
 
   @property
   def one_segment(self):

@@ -18,7 +18,7 @@ from t2x.data import (
   channel_statistics,
 )
 from t2x.data.batches import Repeated, Transform
-from t2x.data.images import UNLABELLED
+from t2x.data.images import UNLABELLED, fix_statistics
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import FlexibleModel, Inputs
@@ -68,16 +68,7 @@ class ImageClassification(Classification):
   inputs: ClassVar[Inputs] = {'image': 'image'}
 
   def __post_init__(self):
-    for name in ('mean', 'std'):
-      value = getattr(self, name)
-      if isinstance(value, Sequence):
-        # A tuple, so that equal settings compare and hash equal.
-        object.__setattr__(self, name, tuple(value))
-        if len(value) != self.image_shape[-1]:
-          raise UserError(
-            f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each '
-            f'channel of ImageClassification.image_shape = {self.image_shape}'
-          )
+    fix_statistics(self, 'image_shape')
 
     for size in self.patch_sizes:
       if any(side % size for side in self.image_shape[:2]):

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import Crop, PrepareMask
+from t2x.data.images import fix_statistics
 from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
 from t2x.layers.vision.grids import resized
@@ -58,16 +59,7 @@ class SemanticSegmentation(Task):
       raise UserError(
         f'SemanticSegmentation.ignored = {self.ignored} is one of its {self.num_classes} classes: choose another value'
       )
-    for name in ('mean', 'std'):
-      value = getattr(self, name)
-      if isinstance(value, Sequence):
-        # A tuple, so that equal settings compare and hash equal.
-        object.__setattr__(self, name, tuple(value))
-        if len(value) != self.image_shape[-1]:
-          raise UserError(
-            f'SemanticSegmentation.{name} = {tuple(value)}: must be a number, or one number for each channel of '
-            f'SemanticSegmentation.image_shape = {self.image_shape}'
-          )
+    fix_statistics(self, 'image_shape')
 
   @property
   def one_segment(self):

@@ -131,3 +131,9 @@ def test_models_of_other_classes_or_queries_are_refused():
       Detection(image_shape=(8, 8, 3), **settings).check_model(shapes)
   with pytest.raises(UserError, match=r'YOLOS\.num_queries = 8, but @PatchEmbedding has 7 tokens'):
     jax.eval_shape(part(yolos, 8))
+
+
+def test_statistics_of_other_channels_are_refused():
+  message = r'Detection.std = \(0.5, 0.5\): .* each channel of Detection.image_shape'
+  with pytest.raises(UserError, match=message):
+    task(8, 8, std=[0.5, 0.5])
