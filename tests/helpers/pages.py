@@ -126,7 +126,7 @@ SHORT = {
   'Cosine': ['Cosine.warmup_steps=1'],
   'Samples': ['Samples.num_tokens=4'],
   'CompletedImages': ['CompletedImages.num_examples=1', 'CompletedImages.num_samples=1'],
-  'DrawnScenes': ["DrawnScenes.examples={'train': 300, 'validation': 20, 'test': 20}"],
+  'DrawnScenes': ["DrawnScenes.examples={'train': 300, 'validation': 30, 'test': 20}"],
   'DrawnTexts': ['DrawnTexts.num_examples=2'],
   'Translations': ['Translations.num_examples=2'],
   'StandardLibrary': [
