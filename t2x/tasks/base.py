@@ -169,9 +169,10 @@ class Task(abc.ABC):
       reason = f': all of its {dropped} examples are longer than a row' if dropped else ''
       raise UserError(f"the split '{split}' of {self.source} is empty{reason}")
 
-  @abc.abstractmethod
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
-    """Returns the preprocessed rows of a split, prepared at first use and cached."""
+    """Returns the rows of a split for `transform`: the examples of the source, unless a task prepares and caches rows."""
+    self.check_split(split)
+    return self.source.load(split)
 
   def order(self, rows: Any, batch_size: int, seed: int) -> Order | None:
     """Returns the order in which training reads rows; None: shuffled."""

@@ -99,10 +99,6 @@ class CaptionContrast(PairTask):
   def plan(self):
     """None: sources are prepared when they are read."""
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def transform(self, *, train):
     return PreparePair(
       modality=self.modality,

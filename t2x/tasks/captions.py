@@ -148,10 +148,6 @@ class Captions(TargetText, SourceTargetTask):
   def lengths(self):
     return {'target': self.target_length}
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def transform(self, *, train):
     return PrepareCaption(
       modality=self.modality,

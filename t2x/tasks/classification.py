@@ -48,10 +48,6 @@ class Classification(DistillableTask):
     """The names of the source's classes."""
     return class_names(self.source)
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def check_rows(self, split, rows):
     """Also raises UserError for labels out of range, if the labels can be read without the inputs."""
     super().check_rows(split, rows)

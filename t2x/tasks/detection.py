@@ -76,10 +76,6 @@ class Detection(Task):
     """The names of the source's classes."""
     return class_names(self.source)
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def transform(self, *, train):
     """Returns the transform that prepares images and boxes; in training it crops and mirrors them."""
     return PrepareBoxes(

@@ -102,10 +102,6 @@ class PictureQuestions(TextTask):
   def plan(self):
     """None: examples are prepared when they are read."""
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def transform(self, *, train):
     """Returns the transform that prepares pictures, questions and answers."""
     return PrepareQuestion(

@@ -102,10 +102,6 @@ class PixelTask(TextTask):
     """Identifies the images that colours are computed from."""
     return f'{self.source.fingerprint()} {self.train_split} {self.image_shape} {self.crop}'
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   @property
   def _resized(self) -> CropAndResize:
     return CropAndResize(self.crop, *self.image_shape[:2])

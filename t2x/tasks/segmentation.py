@@ -71,10 +71,6 @@ class SemanticSegmentation(Task):
     """The names of the source's classes."""
     return class_names(self.source)
 
-  def rows(self, split):
-    self.check_split(split)
-    return self.source.load(split)
-
   def transform(self, *, train):
     """Returns the transform that crops, resizes and normalises images and, in training, mirrors them."""
     height, width, _ = self.image_shape

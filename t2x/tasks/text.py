@@ -111,7 +111,7 @@ class TextTask(Task):
   @property
   @abc.abstractmethod
   def plan(self) -> Any:
-    """The packing of tokenised examples into rows of one shape."""
+    """The packing of tokenised examples into rows of one shape; None if examples are prepared when they are read."""
 
   def planned(self, length: int) -> int:
     """Returns the number of tokens in a cached row; below `length` if segmentations are sampled."""
@@ -129,7 +129,9 @@ class TextTask(Task):
     return self.pieces.transform(self.fitted, lengths, train)
 
   def rows(self, split):
-    """Returns rows from the token cache."""
+    """Returns rows from the token cache; without a plan, the examples of the source."""
+    if self.plan is None:
+      return super().rows(split)
     self.check_split(split)
     # Segmentations are sampled only in training, so other splits need no room for longer ones.
     task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
