@@ -173,6 +173,8 @@ class Outcome:
       `memory_bytes` are equal shares, and `tokens_per_second` is the rate of all trials together.
     conditions: load of the machine. It is None in files of older versions, as are `step_seconds` and
       `compile_seconds`.
+    num_steps: optimizer steps that were taken, fewer than planned if `Trainer.patience` ended the training; None for
+      trials that did not finish, and in files of older versions.
   """
 
   status: Literal['finished', 'diverged', 'failed']
@@ -186,6 +188,7 @@ class Outcome:
   made_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
   together: int = 1
   conditions: Conditions | None = None
+  num_steps: int | None = None
 
 
 def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:

@@ -124,7 +124,8 @@ def _train(
     return Outcome(status='failed', reason=reason, seconds=seconds, made_by=made_by)
   timing = metric_lines(run / 'timing.jsonl')
   ends = [line['seconds'] for line in timing if is_number(line.get('seconds'))]
-  step, rate = step_seconds(timing), median_rate(metric_lines(run / 'metrics.jsonl'))
+  lines = metric_lines(run / 'metrics.jsonl')
+  step, rate = step_seconds(timing), median_rate(lines)
   return Outcome(
     status='finished',
     metrics=metrics,
@@ -134,6 +135,7 @@ def _train(
     tokens_per_second=None if rate is None else rate * together,
     memory_bytes=None if memory is None else memory // together,
     made_by=made_by,
+    num_steps=max((line['step'] for line in lines), default=None),
   )
 
 

@@ -61,6 +61,9 @@ class Trainer:
     eval_every: steps between evaluations; 0 evaluates only at the end.
     eval_batches: batches per evaluation, spread evenly over the split. None, and the last evaluation, read
       the full split.
+    patience: number of consecutive evaluations without a better value of the task's `best_metric` after which
+      training stops. The evaluation that stops it is the last: it reads the full split and runs all evaluators.
+      The schedule is still that of `num_steps`. None: all steps.
     checkpoint_every: steps between checkpoints in addition to those at evaluations; 0 disables them.
     checkpoint_minutes: minutes between checkpoints, checked at each train line; 0 disables them.
     keep_last: number of newest checkpoints to keep.
@@ -98,6 +101,7 @@ class Trainer:
   log_every: Count = 50
   eval_every: Natural = 500
   eval_batches: Count | None = None
+  patience: Count | None = None
   checkpoint_every: Natural = 0
   checkpoint_minutes: NonNegative = 0.0
   keep_last: Count = 2
@@ -126,6 +130,12 @@ class Trainer:
           f'Trainer.profile_steps = {tuple(self.profile_steps)}: must be the first and the last step of a range '
           f'of steps from 1 to Trainer.num_steps = {self.num_steps}'
         )
+    if self.patience is not None and not 0 < (self.patience + 1) * self.eval_every < self.num_steps:
+      raise UserError(
+        f'Trainer.patience = {self.patience} has no effect: with Trainer.eval_every = {self.eval_every} there are '
+        f'fewer than {self.patience + 1} evaluations before the last step, {self.num_steps}: evaluate more often, '
+        'or remove it'
+      )
 
   @property
   def dtypes(self) -> Dtypes:

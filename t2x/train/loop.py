@@ -97,7 +97,7 @@ def _train(
   stop_requested: Callable[[int], bool],
   verbose: bool,
 ) -> dict[str, Any]:
-  """Trains from the last checkpoint to the last step, or until `stop_requested(step)`."""
+  """Trains from the last checkpoint to the last step, or until `stop_requested(step)` or early stopping."""
   trainer = run.trainer
   handle, frozen, saved = run.init_or_restore(batches)
   start, state = int(handle.step), handle
@@ -115,7 +115,7 @@ def _train(
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if eval_pending:
       metrics = _evaluate(run, start, run.program.eval_params(state, frozen), logger, watchdog)
-    for step in range(start + 1, trainer.num_steps + 1):
+    for step in run.steps(start):
       with watchdog.waiting(f'the batch of step {step}'):
         num_units, batch = next(device_batches)
       last = step == trainer.num_steps
@@ -175,7 +175,7 @@ def _evaluate(
         yield item  # Also watches the work of the loop body.
 
   with logger.paused():
-    result = run.evaluate(params, step, watched)
+    result = run.evaluate_step(params, step, watched)
     logger.evaluation(step, result)
     # Texts, such as the signature of a metric, are in metrics.jsonl only.
     metrics = {name: value for name, value in result.metrics.items() if not isinstance(value, str)}

@@ -17,6 +17,7 @@ from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints.saved_params import restore_frozen, save_frozen
 from t2x.train.checkpoints.store import Checkpoints
+from t2x.train.early_stopping import EarlyStopping
 from t2x.train.evaluation import Inference
 from t2x.train.mup import check_same
 from t2x.train.params import Params
@@ -44,6 +45,7 @@ class TrainingRun(Inference):
     trainer: the trainer of the experiment.
     weights: {'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}.
     checkpoints: the saved train states of the run.
+    stopping: state of early stopping (`Trainer.patience`), restored with the train state.
   """
 
   def __init__(
@@ -68,6 +70,10 @@ class TrainingRun(Inference):
       best_mode=task.best_mode,
       failed_saves=self.trainer.failed_saves,
     )
+    self.stopping = self._early_stopping()
+
+  def _early_stopping(self) -> EarlyStopping:
+    return EarlyStopping(self.trainer.patience, self.task.best_metric, self.task.best_mode)
 
   def batches(self, rows: Any) -> Batches:
     """Returns the train batches; `batches[step]` depends only on the seed and the step."""
@@ -138,6 +144,7 @@ class TrainingRun(Inference):
 
   def init_or_restore(self, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
     """Returns the state and frozen parameters, new or from the last checkpoint, and the saved metadata."""
+    self.stopping = self._early_stopping()
     if self.checkpoints.latest_step() is None:
       return *self.init(), {}
     state, frozen, saved = self.restore('last')
@@ -146,8 +153,9 @@ class TrainingRun(Inference):
         f'the data of {self.folder} changed since its checkpoint was saved: '
         'restore the data, start a new run there with --fresh, or choose another --out'
       )
-    metrics = self.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
-    return state, frozen, saved | {'metrics': metrics}
+    evaluated = self.checkpoints.metrics(int(state.step))
+    self.stopping.restore(saved.get('early_stopping', {}), evaluated)
+    return state, frozen, saved | {'metrics': evaluated or saved.get('metrics', {})}
 
   @contextlib.contextmanager
   def checkpoints_closed(self) -> Iterator[None]:
@@ -163,7 +171,8 @@ class TrainingRun(Inference):
           self.checkpoints.close()
 
   def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
-    """Saves a checkpoint; see `Checkpoints.save`."""
+    """Saves a checkpoint with the state of early stopping; see `Checkpoints.save`."""
+    extra = {**extra, 'early_stopping': self.stopping.state()}
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.save(step, state, extra)
 
@@ -171,6 +180,26 @@ class TrainingRun(Inference):
     """Adds the metrics of an evaluation to the checkpoint of the same step."""
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.attach(step, metrics)
+
+  def steps(self, start: int) -> Iterator[int]:
+    """Yields the steps after `start`, up to the last one or the evaluation that stops training early."""
+    for step in range(start + 1, self.trainer.num_steps + 1):
+      if self.stopping.stops:
+        return
+      yield step
+
+  def evaluate_step(self, params: Params, step: int, watched: Watched = iter) -> Evaluation:
+    """Evaluates a step of training, as `evaluate`; the evaluation that stops training early is a full one."""
+    result = self.evaluate(params, step, watched)
+    count = self.stopping.add(result.metrics)
+    if self.stopping.stops and step < self.trainer.num_steps and self._is_partial():
+      result = self.evaluate(params, None, watched)
+    return dataclasses.replace(result, metrics={**result.metrics, **count})
+
+  def _is_partial(self) -> bool:
+    """Returns True if evaluations before the last one read a part of the split or leave out evaluators."""
+    every = (evaluator.every for evaluator in self.experiment.evaluations.values())
+    return self.trainer.eval_batches is not None or any(number != 1 for number in every)
 
   def evaluate(
     self, params: Params, step: int | None = None, watched: Watched = iter

@@ -211,7 +211,13 @@ def _size(results: Results, row: Row, used: bool) -> Size:
   entries = sorted(row.entries, key=lambda entry: entry.trial.seed)
   values = [entry.value(results.plan.metric) for entry in entries]
   losses = tuple(value for value in values if value is not None)
-  tokens = trial.tokens_per_step * trial.num_steps
+  steps = [entry.num_steps for entry in entries if entry.status == 'finished']
+  if len({*steps}) > 1:
+    raise UserError(
+      f'--fit: the seeds of {label(results, row)} were stopped after different numbers of steps '
+      f'({min(steps)} to {max(steps)}): a law needs sizes of equal tokens: train without Trainer.patience'
+    )
+  tokens = trial.tokens_per_step * (steps or [trial.num_steps])[0]
   return Size(label(results, row), trial.parameters, tokens, losses, used)
 
 

@@ -50,6 +50,12 @@ class Entry:
   step_seconds: float | None = None
   at_once: float | None = None
 
+  @property
+  def num_steps(self) -> int:
+    """Optimizer steps that were taken; the planned steps of a trial that has not finished."""
+    taken = None if self.outcome is None else self.outcome.num_steps
+    return self.trial.num_steps if taken is None else taken
+
   def value(self, metric: str) -> float | None:
     """Returns the metric if the trial finished and the metric is a number."""
     if self.status != 'finished' or self.outcome is None:
@@ -347,8 +353,11 @@ def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
   all_values: dict[str, list[Any]] = {
     'parameters': [trial.parameters or None],
     'flops_per_token': [trial.flops_per_token or None],
-    'flops': [(trial.flops_per_token * trial.tokens_per_step * trial.num_steps) or None],
-    'seconds': [seconds * trial.num_steps for seconds in steps],
+    'flops': [
+      (trial.flops_per_token * trial.tokens_per_step * entry.num_steps) or None
+      for entry in done or entries
+    ],
+    'seconds': [entry.step_seconds * entry.num_steps for entry in done if entry.step_seconds],
     'memory_bytes': [outcome.memory_bytes for outcome in outcomes],
     'step_seconds': steps,
     # The first seed may compile for all.

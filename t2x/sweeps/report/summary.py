@@ -80,10 +80,24 @@ def matched(results: Results) -> str:
   """Describes the matched budget: 'matched parameters, largest deviation 0.85 %'."""
   plan = results.plan
   if not plan.matched:
-    return 'no budget was matched'
+    return f'no budget was matched{_stopped(results)}'
   deviation = 100 * max((abs(row.entries[0].trial.gap) for row in results.rows), default=0.0)
   text = f'matched {plan.matched}, largest deviation {deviation:.2f} %'
-  return f'{text} ({flops_convention(results)})' if 'flops' in plan.matched else text
+  text = f'{text} ({flops_convention(results)})' if 'flops' in plan.matched else text
+  return f'{text}{_stopped(results)}'
+
+
+def _stopped(results: Results) -> str:
+  """Describes the trials that early stopping ended: the matched budget is then a maximum."""
+  finished = [entry for entry in results.entries if entry.status == 'finished']
+  early = [entry for entry in finished if entry.num_steps < entry.trial.num_steps]
+  if not early:
+    return ''
+  shares = [100 * entry.num_steps / entry.trial.num_steps for entry in early]
+  return (
+    f'; Trainer.patience stopped {len(early)} of {len(finished)} trials after {min(shares):.0f} to '
+    f'{max(shares):.0f} % of their steps, so budgets are maxima'
+  )
 
 
 def flops_convention(results: Results) -> str:

@@ -25,7 +25,10 @@ def results_csv(results: Results) -> str:
   """
   lines, tuned = [], results.plan.tuning == 'tuned'
   for entry in results.entries:
-    planned = [_cell(getattr(entry.trial, name)) for name in PLANNED]
+    # The steps are those that were taken.
+    planned = [
+      _cell(getattr(entry if name == 'num_steps' else entry.trial, name)) for name in PLANNED
+    ]
     if tuned:
       planned.append('; '.join(f'{k} = {v}' for k, v in entry.trial.tuned.items()))
     metrics: dict[str, Any] = dict(entry.outcome.metrics) if entry.outcome else {}

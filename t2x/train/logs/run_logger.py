@@ -106,7 +106,7 @@ class RunLogger(contextlib.AbstractContextManager):
   def __init__(
     self, run: 'TrainingRun', start: int, saved: Mapping[str, Any], eval_pending: bool = False
   ):
-    self.run, self.start = run, start
+    self.run, self.start, self.last = run, start, start
     self.start_time = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
     self.peak = peak_flops(run.program)
@@ -155,7 +155,7 @@ class RunLogger(contextlib.AbstractContextManager):
         summary = tracker_summary(self.run, metrics, seconds)
         for tracker in self.trackers:
           tracker.finish(summary)
-      self.terminal.print(end_screen(self.run, metrics, seconds, self.terminal.width))
+      self.terminal.print(end_screen(self.run, self.last, metrics, seconds, self.terminal.width))
 
   def step(self, step: int, sums: StepSums, num_units: int, log: bool) -> None:
     """Adds a step to the current log interval.
@@ -169,6 +169,7 @@ class RunLogger(contextlib.AbstractContextManager):
     Raises:
       Fault, Spike: as `Faults.check`.
     """
+    self.last = step
     self.current.steps.append((step, sums))
     self.current.units += num_units
     self.current.num_steps += 1
@@ -247,7 +248,8 @@ class RunLogger(contextlib.AbstractContextManager):
 
     Also writes the values of each example in the last evaluation of the run.
     """
-    if result.examples and step == self.run.trainer.num_steps and self.run.processes.first:
+    last = step == self.run.trainer.num_steps or self.run.stopping.stops
+    if result.examples and last and self.run.processes.first:
       write_examples(self.run.folder, result.examples)
     self._write(step, 'eval', {**result.metrics, **self.run.weights}, time.monotonic())
     for number, sample in enumerate(result.samples):

@@ -147,17 +147,26 @@ def parameter_screen(run: 'TrainingRun') -> str:
   )
 
 
-def end_screen(run: 'TrainingRun', metrics: Mapping[str, float], seconds: float, width: int) -> str:
+def end_screen(
+  run: 'TrainingRun', step: int, metrics: Mapping[str, float], seconds: float, width: int
+) -> str:
   """Summarises a finished run, with the next commands.
 
   Args:
     run: the run.
+    step: its last step.
     metrics: metrics of the last evaluation.
     seconds: training time of the run, including that before restarts.
     width: width of the text in columns.
   """
   task, folder = run.task, shlex.quote(str(run.folder))
-  lines = {'finished': f'{run.trainer.num_steps:,} steps in {clock(seconds)}'}
+  lines = {'finished': f'{step:,} steps in {clock(seconds)}'}
+  if step < run.trainer.num_steps:
+    count = run.trainer.patience
+    evaluations = f'{count} evaluation{"s" * (count != 1)}'
+    lines['finished'] += (
+      f' of at most {run.trainer.num_steps:,}: none of the last {evaluations} was better'
+    )
   if best := _best(run):
     lines['best'] = f'{task.best_metric} {format_value(best[0])} at step {best[1]:,}'
   lines['last'] = '  '.join(f'{name} {format_value(value)}' for name, value in metrics.items())

@@ -159,7 +159,9 @@ def test_the_end_screen_has_time_best_and_last_metrics_folder_and_commands(tmp_p
     lines.write(step, 'train', {'loss': 0.5})
     lines.write(step, 'eval', {'loss': loss})
   lines.close()
-  screen = end_screen(run, {'loss': 1.5, 'eval_tokens': 245111.0}, 3723.0, 80)
+  screen = end_screen(
+    run, run.trainer.num_steps, {'loss': 1.5, 'eval_tokens': 245111.0}, 3723.0, 80
+  )
   folder = tmp_path / 'a run'
   assert screen.splitlines()[1:4] == [
     'finished    1,000 steps in 1:02:03',
