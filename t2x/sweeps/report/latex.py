@@ -21,8 +21,8 @@ def latex(results: Results) -> str:
 
   Its caption has the sentence and the tests of the report, and the remarks on variants, such as diverged seeds.
   """
-  header = ['variant', results.plan.metric, 'seeds', 'difference']
-  header += [f'{results.level.confidence} interval', 'verdict']
+  header = ['variant', 'verdict', results.plan.metric, 'seeds', 'difference']
+  header.append(f'{results.level.confidence} interval')
   notes = [f'{label(results, row)}: {row.note}.' for row in results.rows if row.note]
   caption = ' '.join([sentence(results), method(results), *notes])
   rows = [_cells(results, row) for row in results.rows]
@@ -33,7 +33,7 @@ def latex(results: Results) -> str:
     r'  \centering',
     f'  \\caption{{{_escaped(caption)}}}',
     f'  \\label{{tab:{name}}}',
-    r'  \begin{tabular}{lrrrrl}',
+    r'  \begin{tabular}{llrrrr}',
     r'    \toprule',
     f'    {" & ".join(map(_escaped, header))} \\\\',
     r'    \midrule',
@@ -50,13 +50,13 @@ def _cells(results: Results, row: Row) -> list[str]:
   mean = _number(summary.mean, f'.{digits}f')
   if mean and summary.std is not None:
     mean = f'{mean} ({summary.std:.{digits}f})'
-  cells = [_escaped(label(results, row)), mean, str(summary.n)]
+  cells = [_escaped(label(results, row)), _escaped(row.verdict), mean, str(summary.n)]
   if comparison is None:
-    return [*cells, '', '', 'baseline']
+    return [*cells, '', '']
   signed, interval = f'+.{digits}f', ''
   if comparison.low is not None:
     interval = f'{_number(comparison.low, signed)} to {_number(comparison.high, signed)}'
-  return [*cells, _number(comparison.difference, signed), interval, _escaped(row.verdict)]
+  return [*cells, _number(comparison.difference, signed), interval]
 
 
 def _number(value: float | None, form: str) -> str:

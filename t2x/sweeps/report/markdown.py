@@ -99,8 +99,7 @@ def markdown(results: Results, fits: Sequence[Fit] = ()) -> str:
     *(f'**Damaged:** {_text(damaged)}' for damaged in results.damaged),
     f'**{_text(look)}**' if (look := results.level.text(plan)) else '',
     _verdicts(results),
-    method(results),
-    details(results),
+    f'<details><summary>Tests and definitions</summary>\n\n{method(results)}\n\n{details(results)}\n\n</details>',
     _tuning(results),
     _stability(results),
     _published(results),
@@ -211,21 +210,20 @@ def _more(seeds: int | None) -> str:
 def _verdicts(results: Results) -> str:
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
-  header = ['variant', 'difference', f'{results.level.confidence} interval', 'verdict', 'p']
-  header += ['p (other test)', 'effect (sd)', 'seeds', 'mean', 'sd', 'more seeds', 'note']
+  header = ['variant', 'verdict', 'difference', f'{results.level.confidence} interval', 'seeds']
+  header += ['mean', 'sd', 'note', 'p', 'p (other test)', 'effect (sd)', 'more seeds']
   rows = []
   for row in results.rows:
     s, c = row.summary, row.comparison
-    cells = [label(results, row)]
-    if c is None:
-      cells += ['', '', 'baseline', '', '', '']
-    else:
+    compared, tests = ['', ''], ['', '', '', '']
+    if c is not None:
       both = '' if c.low is None else f'{_number(c.low, signed)} to {_number(c.high, signed)}'
-      cells += [_number(c.difference, signed), both, row.verdict, _probability(c.p_corrected)]
-      cells += [_probability(c.p_other), _number(c.effect, '+.2f')]
-    cells += [str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
-    rows.append([*cells, _more(c.more_seeds) if c else '', row.note])
-  return '## Verdicts\n\n' + _table(header, rows, 'lrrlrrrrrrrl')
+      compared = [_number(c.difference, signed), both]
+      tests = [_probability(c.p_corrected), _probability(c.p_other), _number(c.effect, '+.2f')]
+      tests.append(_more(c.more_seeds))
+    own = [str(s.n), _number(s.mean, fixed), _number(s.std, fixed), row.note]
+    rows.append([label(results, row), row.verdict, *compared, *own, *tests])
+  return '## Verdicts\n\n' + _table(header, rows, 'llrrrrrlrrrr')
 
 
 def _tuning(results: Results) -> str:

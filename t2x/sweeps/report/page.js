@@ -87,7 +87,12 @@ addEventListener('beforeprint', () => {
   for (const item of document.querySelectorAll('details:not(.screen)')) item.open = true;
   document.body.classList.add('printed');
   draw();
+  for (const place of document.querySelectorAll('.cards')) place.classList.remove('cards');
 });
+// A closed table has no width.
+for (const item of document.querySelectorAll('details')) {
+  item.addEventListener('toggle', () => item.querySelectorAll('.scroll').forEach(fitTable));
+}
 addEventListener('afterprint', () => {
   document.body.classList.remove('printed');
   draw();

@@ -183,11 +183,13 @@ function fillLaw() {
 }
 
 const fillVerdicts = table(byId('verdicts'), verdictColumns, baselineClass, (order) => { sorted = order; forest(); });
+const fillTests = table(byId('tests'), testColumns, baselineClass);
 const fillCosts = table(byId('costs'), costColumns, baselineClass);
 const fillBudget = table(byId('budget'), budgetColumns, baselineClass);
 const fillTuned = table(byId('tuned'), tunedColumns, (row) => row.after.verdict === 'baseline' ? 'baseline' : null);
 
 function draw() {
+  for (const place of document.querySelectorAll('.scroll')) fitTable(place);
   for (const figure of [forest, curves, sensitivity, ranks, published, scaling, scatter]) figure();
 }
 
@@ -201,6 +203,7 @@ function refilter() {
   selectDefaults();
   legends();
   fillVerdicts(filtered);
+  fillTests(filtered);
   fillCosts(filtered);
   fillBudget(filtered);
   if (data.tuning) fillTuned(filtered.map((row) => data.tuning.rows[data.rows.indexOf(row)]));

@@ -1,6 +1,7 @@
 """Describes the results of a sweep in words."""
 
 import collections
+from collections.abc import Sequence
 
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report.results import Entry, Results, Row
@@ -22,54 +23,104 @@ def point_text(results: Results, index: int) -> str:
   return ', '.join(f'{axis} = {value}' for axis, value in results.points[index].items())
 
 
+# Names of a verdict in a sentence; more variants are counted.
+_MOST_NAMES = 4
+
+
 def sentence(results: Results) -> str:
-  """Returns the metric, the baseline, the verdicts, the number of seeds, and the matched budget."""
-  plan = results.plan
+  """Returns the result in a sentence: variants, difference with its interval, verdicts, seeds, budget, caution."""
   compared = [row for row in results.rows if row.comparison is not None]
-  if len(compared) == 1:
-    return _single(results, compared[0])
-  counts = {
-    verdict: sum(row.verdict == verdict for row in compared)
-    for verdict in ('helps', 'hurts', 'same', 'inconclusive')
-  }
-  parts = [
-    f'{counts["helps"]} {"helps" if counts["helps"] == 1 else "help"}',
-    f'{counts["hurts"]} {"hurts" if counts["hurts"] == 1 else "hurt"}',
-  ]
-  if plan.margin is not None:
-    parts.append(
-      f'{counts["same"]} {"is" if counts["same"] == 1 else "are"} the same (within {plan.margin:g})'
-    )
-  parts.append(f'for {counts["inconclusive"]} the data cannot tell (inconclusive)')
-  withheld = (row.comparison.withheld for row in compared if row.comparison)
-  reasons = collections.Counter(filter(None, withheld))
-  parts += [f'for {count} the verdict is withheld ({reason})' for reason, count in reasons.items()]
-  before = 'Against' if results.ended == len(results.entries) else 'So far, against'
-  return (
-    f'{before} the baseline {plan.baseline} by {plan.metric} ({_better(plan)}), of '
-    f'{_variants(results, len(compared))}, {", ".join(parts[:-1])}, and {parts[-1]}; {_seeds(results)}; '
-    f'{matched(results)}.'
-  )
+  lead = _single(results, compared[0]) if len(compared) == 1 else _several(results, compared)
+  if results.ended < len(results.entries):
+    lead = f'So far, {lead}'
+  elif len(compared) != 1:
+    lead = lead[0].upper() + lead[1:]
+  return f'{lead}; {_seeds(results)}; {matched(results)}{_caution(compared)}.'
 
 
 def _single(results: Results, row: Row) -> str:
-  """Returns the sentence of a single comparison, with its difference."""
-  plan, comparison = results.plan, row.comparison
+  """Returns the verdict on the only comparison, with its difference."""
+  withheld = row.comparison.withheld if row.comparison else ''
   verdict = {
-    'same': f'is the same (within {plan.margin or 0:g})',
+    'same': f'is the same (within {results.plan.margin or 0:g})',
     'inconclusive': 'is inconclusive (the data cannot tell)',
-    'withheld': f'has no verdict ({comparison.withheld if comparison else ""})',
+    'withheld': f'has no verdict ({withheld})',
   }.get(row.verdict, row.verdict)
-  size = ''
-  if comparison is not None and comparison.difference is not None:
-    size = f': {comparison.difference:+.3g}'
-    if comparison.low is not None and comparison.high is not None:
-      size += f' ({comparison.low:+.3g} to {comparison.high:+.3g})'
-  before = '' if results.ended == len(results.entries) else 'So far, '
-  return (
-    f'{before}{label(results, row)} {verdict} against the baseline {plan.baseline} by {plan.metric} '
-    f'({_better(plan)}){size}; {_seeds(results)}; {matched(results)}.'
-  )
+  return f'{label(results, row)} {verdict} against {_baseline(results)}{_size(results, row)}'
+
+
+def _several(results: Results, compared: Sequence[Row]) -> str:
+  """Returns the largest effect, with its difference, then the other verdicts."""
+  rows: dict[str, list[Row]] = collections.defaultdict(list)
+  for row in sorted(compared, key=_magnitude, reverse=True):
+    rows[row.verdict].append(row)
+  all_of_them, against = _variants(results, len(compared)), _baseline(results)
+  helps, hurts = rows['helps'], rows['hurts']
+  first = [*helps, *hurts, *sorted(compared, key=_magnitude, reverse=True)][:1]
+  name = ', '.join(label(results, row) for row in first)
+  size = ''.join(_size(results, row) for row in first)
+  if len(helps) > 1:
+    lead = f'of {all_of_them}, {len(helps)} help against {against}, most {name}{size}'
+    lead += f', then {_names(results, helps[1:])}'
+  elif helps:
+    lead = f'of {all_of_them}, {name} helps against {against}{size}'
+  elif hurts:
+    most = ' most' * (len(hurts) > 1)
+    lead = f'of {all_of_them}, none helps against {against}, and {name} hurts{most}{size}'
+    lead += f', then {_names(results, hurts[1:])}' if len(hurts) > 1 else ''
+  else:
+    lead = f'of {all_of_them}, none helps or hurts verifiably against {against}'
+    lead += f'; the largest difference is that of {name}{size}' if size else ''
+  parts = [lead]
+  if helps and hurts:
+    parts.append(f'{_names(results, hurts)} {"hurts" if len(hurts) == 1 else "hurt"}')
+  if same := rows['same']:
+    is_same = f'{"is" if len(same) == 1 else "are"} the same (within {results.plan.margin or 0:g})'
+    parts.append(f'{_names(results, same)} {is_same}')
+  if unclear := rows['inconclusive']:
+    parts.append(f'for {_names(results, unclear)} the data cannot tell (inconclusive)')
+  reasons: dict[str, list[Row]] = collections.defaultdict(list)
+  for row in rows['withheld']:
+    reasons[row.comparison.withheld if row.comparison else ''].append(row)
+  for reason, withheld in reasons.items():
+    parts.append(f'for {_names(results, withheld)} the verdict is withheld ({reason})')
+  return '; '.join(parts)
+
+
+def _magnitude(row: Row) -> float:
+  difference = None if row.comparison is None else row.comparison.difference
+  return -1.0 if difference is None else abs(difference)
+
+
+def _names(results: Results, rows: Sequence[Row]) -> str:
+  """Lists the variants in the order of the report, or counts them if they are many."""
+  if len(rows) > _MOST_NAMES:
+    return f'{len(rows)} others' if len(results.points) == 1 else f'{len(rows)} comparisons'
+  *others, last = [label(results, row) for row in results.rows if row in rows]
+  return f'{", ".join(others)} and {last}' if others else last
+
+
+def _size(results: Results, row: Row) -> str:
+  """Returns the difference of a row with its interval: ': -0.12 (95 % interval -0.15 to -0.09)'."""
+  comparison = row.comparison
+  if comparison is None or comparison.difference is None:
+    return ''
+  size = f': {comparison.difference:+.3g}'
+  if comparison.low is not None and comparison.high is not None:
+    interval = f'{comparison.low:+.3g} to {comparison.high:+.3g}'
+    size += f' ({results.level.confidence} interval {interval})'
+  return size
+
+
+def _caution(compared: Sequence[Row]) -> str:
+  """Returns what the intervals leave out; '' without intervals, or if they leave out nothing that is known."""
+  counts = {row.comparison.examples for row in compared if row.comparison and row.comparison.pairs}
+  return '; the intervals leave out the noise of the evaluated examples' if None in counts else ''
+
+
+def _baseline(results: Results) -> str:
+  plan = results.plan
+  return f'the baseline {plan.baseline} by {plan.metric} ({_better(plan)})'
 
 
 def _better(plan: Plan) -> str:

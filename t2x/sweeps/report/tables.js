@@ -13,6 +13,12 @@ const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, withheld: 4, baseli
 const isBaseline = (row) => row.verdict === 'baseline';
 const verdictText = (verdict) => `${signs[verdict]} ${verdict}`;
 
+/** Shows a table that is wider than its place as cards, one per row. */
+function fitTable(place) {
+  place.classList.remove('cards');
+  if (place.scrollWidth > place.clientWidth + 1) place.classList.add('cards');
+}
+
 /** A table whose columns ({name, text, sort, kind}) sort by their header buttons. */
 function table(place, columns, rowClass, onSort) {
   const head = html('tr', {});
@@ -35,10 +41,11 @@ function table(place, columns, rowClass, onSort) {
     body.replaceChildren(...order.map((row) => html('tr', { class: rowClass ? rowClass(row) : null },
       ...columns.map((column) => {
         const cell = column.text(row);
-        const content = html('td', { class: column.kind, title: column.hint ? cell : null }, ...breakable(cell));
-        if (column.color) content.classList.add(...column.color(row));
+        const content = html('td', { class: column.kind, title: column.hint ? cell : null, 'data-name': column.name }, ...(cell ? breakable(cell) : []));
+        if (column.color) content.classList.add('verdict', ...column.color(row));
         return content;
       }))));
+    fitTable(place);
     if (onSort) onSort(order);
   };
   columns.forEach((column, index) => {
@@ -63,19 +70,22 @@ const intervalColumn = (name, low, high, format) => ({ name, text: (row) => inte
 const noteColumn = (rows) => rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : [];
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
 
-// The verdict is in view on a phone, and the note on a small screen.
 const verdictColumns = [
   variantColumn,
   verdictColumn('verdict', (row) => row.verdict),
   column('difference', (row) => row.difference, signed),
   intervalColumn(`${data.confidence} interval`, (row) => row.difference_low, (row) => row.difference_high, signed),
-  column('p', (row) => row.p, probability),
   { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
-  ...noteColumn(data.rows),
-  column('p (other test)', (row) => row.p_other, probability),
-  column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
   column(`mean ${data.metric}`, (row) => row.mean, fixed),
   column('sd', (row) => row.std, fixed),
+  ...noteColumn(data.rows),
+];
+
+const testColumns = [
+  variantColumn,
+  column('p', (row) => row.p, probability),
+  column('p (other test)', (row) => row.p_other, probability),
+  column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
   column('more seeds', (row) => row.more_seeds || null, more),
 ];
 

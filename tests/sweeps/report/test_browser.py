@@ -151,12 +151,13 @@ def test_a_grid_is_shown_whole_or_by_point(visit):
   assert variants(page) == [f'vanilla ({point})', f'geglu ({point})']
 
 
-@pytest.mark.parametrize('width', [320, 375, 800])
+CUT_OFF = '() => [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth + 1).length'
+
+
+@pytest.mark.parametrize('width', [320, 390, 800])
 def test_a_phone_shows_the_page_without_scrolling_sideways(visit, width):
   page = visit(width=width)
   assert page.evaluate('document.documentElement.scrollWidth') <= width
-  scrolls = 'one => one.scrollWidth > one.clientWidth'
-  assert page.locator('#verdicts').evaluate(scrolls), 'the table scrolls inside'
   page.set_viewport_size({'width': 1280, 'height': 800})
   # Drawn anew for the width, 1280 without the margins.
   page.wait_for_selector('#curves svg[viewBox^="0 0 11"]')
@@ -315,6 +316,10 @@ def test_all_sections_are_shown_on_a_phone_and_a_desktop_in_light_and_dark(visit
     )
     assert page.evaluate('document.documentElement.scrollWidth') == width
     assert page.locator('h2:visible').all_text_contents() == SECTIONS
+    for _ in range(2):  # With and without the details of the tests.
+      assert page.evaluate(CUT_OFF) == 0, 'a table is cut off'
+      page.locator('#section-verdicts summary').click()
+      page.wait_for_timeout(50)
     for figure in page.locator('.figure').all():
       assert figure.locator('svg').get_attribute('aria-label')
       assert figure.locator('.mark, path').count() > 1
@@ -381,3 +386,15 @@ def test_verdicts_are_in_view_on_a_phone_and_notes_on_a_laptop(visit, width, cel
   )
   boxes = [cell.bounding_box() for cell in page.locator(f'#verdicts :is({cells})').all()]
   assert boxes and all(box['x'] + box['width'] <= width for box in boxes)
+  for row in page.locator('#verdicts tbody tr').all():
+    name, verdict = (row.locator('td').nth(index).bounding_box() for index in (0, 1))
+    assert verdict['y'] < name['y'] + name['height'] + 4
+
+
+def test_the_details_of_the_tests_are_folded(visit):
+  page = visit()
+  place = page.locator('#tests')
+  assert not place.is_visible() and not page.locator('#method').is_visible()
+  page.locator('#section-verdicts summary').click()
+  assert place.locator('th').all_inner_texts()[1:3] == ['p', 'p (other test)']
+  assert page.locator('#method').inner_text().startswith('Verdicts: paired t tests')

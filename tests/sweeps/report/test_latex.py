@@ -25,13 +25,15 @@ def test_the_table_has_the_numbers_of_the_report(folder, tmp_path):
   lines = [line for line in text.splitlines() if line.endswith(r'\\')][1:]
   assert len(lines) == len(rows) == 3
   for line, row in zip(lines, rows, strict=True):
-    _, mean, seeds, *compared = (cell.strip() for cell in line.removesuffix(r'\\').split(' & '))
+    _, verdict, mean, seeds, *compared = (
+      cell.strip() for cell in line.removesuffix(r'\\').split(' & ')
+    )
     numbers = [float(n) for n in re.findall(r'[-+]?\d+\.\d+', mean + ' '.join(compared))]
     expected = [row.summary.mean, row.summary.std]
     if row.comparison is not None:
       expected += [row.comparison.difference, row.comparison.low, row.comparison.high]
     assert numbers == pytest.approx(expected, abs=6e-3)
-    assert (int(seeds), compared[-1]) == (row.summary.n, row.verdict)
+    assert (int(seeds), verdict) == (row.summary.n, row.verdict)
   assert r'a\_b \%' in lines[1]
   assert r'50\$ \textbackslash{}x\{\textasciitilde{}\textasciicircum{}\}' in lines[2]
   assert 'diverged' in re.search(r'\\caption\{(.*)\}', text)[1]

@@ -279,7 +279,7 @@ def test_a_margin_gives_variants_that_are_the_same(sweep):
   assert (verdicts['relu'], verdicts['fixup']) == ('same', 'same')
   text = (folder / 'report.md').read_text()
   assert 'same: equivalence tests against a margin of 0.1.' in text
-  assert text.index('| variant | difference | 95 % interval | verdict |') < text.index('Verdicts: ')
+  assert text.index('| variant | verdict | difference | 95 % interval |') < text.index('Verdicts: ')
 
 
 def test_plans_of_older_versions_can_be_read(sweep):

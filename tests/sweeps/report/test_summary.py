@@ -2,30 +2,77 @@
 
 import dataclasses
 
+import pytest
+
 from t2x.sweeps.report import read_results
 from t2x.sweeps.report.looks import Look
 from t2x.sweeps.report.markdown import method
 from t2x.sweeps.report.summary import looks, sentence, stability
 
+CAUTION = 'the intervals leave out the noise of the evaluated examples'
 
-def test_the_sentence_has_metric_baseline_counts_seeds_and_budget(sweep, change_plan):
+
+def size_of(row):
+  c = row.comparison
+  return f'{c.difference:+.3g} (95 % interval {c.low:+.3g} to {c.high:+.3g})'
+
+
+def test_the_sentence_names_the_variant_its_difference_the_other_verdicts_and_a_caution(
+  sweep, change_plan
+):
   folder = sweep(diverged=('', 0), failed=('', 0))
-  assert sentence(read_results(folder)) == (
-    'Against the baseline vanilla by loss (lower is better), of 4 variants, 1 helps, 1 hurts, and for 2 '
-    'the data cannot tell (inconclusive); 5 seeds each; matched parameters, largest deviation 0.80 %.'
+  results = read_results(folder)
+  assert sentence(results) == (
+    'Of 4 variants, geglu helps against the baseline vanilla by loss (lower is better): '
+    f'{size_of(results.rows[1])}; rezero hurts; for relu and fixup the data cannot tell (inconclusive); 5 seeds each; '
+    f'matched parameters, largest deviation 0.80 %; {CAUTION}.'
   )
   change_plan(folder, margin=0.1, matched='')
   text = sentence(read_results(folder))
-  assert '1 hurts, 2 are the same (within 0.1), and for 0 the data cannot tell' in text
-  assert text.endswith('5 seeds each; no budget was matched.')
+  assert 'rezero hurts; relu and fixup are the same (within 0.1); 5 seeds' in text
+  assert text.endswith(f'5 seeds each; no budget was matched; {CAUTION}.')
+
+
+def test_the_largest_effect_comes_first(sweep):
+  both = {'vanilla': 0.0, 'a': -0.12, 'b': -0.3, 'c': -0.2}
+  results = read_results(sweep(effects=both))
+  assert sentence(results).startswith(
+    'Of 3 variants, 3 help against the baseline vanilla by loss (lower is better), most b: '
+    f'{size_of(results.rows[2])}, then a and c; 5 seeds each; '
+  )
+
+
+@pytest.mark.parametrize(
+  ('effects', 'start'),
+  [
+    ({'a': 0.2, 'b': 0.3}, 'Of 2 variants, none helps against {}, and b hurts most: {}, then a; '),
+    ({'a': 0.0, 'b': 0.3}, 'Of 2 variants, none helps against {}, and b hurts: {}; for a the data'),
+    (
+      {'a': 0.0, 'b': 0.001},
+      'Of 2 variants, none helps or hurts verifiably against {}; the largest difference is that of ',
+    ),
+  ],
+)
+def test_a_sweep_without_help_leads_with_the_largest_difference(sweep, effects, start):
+  results = read_results(sweep(effects={'vanilla': 0.0} | effects, diverged=('', 0)))
+  baseline = 'the baseline vanilla by loss (lower is better)'
+  assert sentence(results).startswith(start.format(baseline, size_of(results.rows[2])))
+
+
+def test_many_variants_are_counted(sweep):
+  effects = {'vanilla': 0.0} | {f'v{number}': 0.2 + 0.01 * number for number in range(7)}
+  text = sentence(read_results(sweep(effects=effects, seeds=3)))
+  assert 'v6 hurts most: ' in text and ', then 6 others; ' in text
 
 
 def test_the_sentence_of_a_partial_grid(sweep):
   points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
   folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, ended=8)
   text = sentence(read_results(folder))
-  assert text.startswith('So far, against the baseline vanilla')
-  assert 'of 2 comparisons (1 variant at 2 points of the grid), 1 helps, 0 hurt' in text
+  assert text.startswith(
+    'So far, of 2 comparisons (1 variant at 2 points of the grid), geglu (num_layers = 2) helps '
+  )
+  assert 'for geglu (num_layers = 4) the data cannot tell' in text
 
 
 def test_stability_has_the_mean_and_the_range_of_tau(sweep):
@@ -52,13 +99,9 @@ def test_earlier_reports_are_listed(sweep):
 def test_a_single_comparison_is_named_with_its_size(sweep):
   folder = sweep(effects={'vanilla': 0.0, 'geglu': -0.12})
   results = read_results(folder)
-  row = results.rows[1]
-  size = (
-    f'{row.comparison.difference:+.3g} ({row.comparison.low:+.3g} to {row.comparison.high:+.3g})'
-  )
   assert sentence(results) == (
-    f'geglu helps against the baseline vanilla by loss (lower is better): {size}; 5 seeds each; '
-    'matched parameters, largest deviation 0.20 %.'
+    f'geglu helps against the baseline vanilla by loss (lower is better): {size_of(results.rows[1])}; 5 seeds each; '
+    f'matched parameters, largest deviation 0.20 %; {CAUTION}.'
   )
   assert method(results) == 'Verdict: paired t tests of the only comparison (level 0.05).'
 
@@ -72,7 +115,9 @@ def test_reasons_without_a_verdict_are_in_the_sentence(sweep):
   assert [row.verdict for row in rows] == [
     'baseline', 'withheld', 'hurts', 'withheld', 'inconclusive',
   ]  # fmt: skip
+  text = sentence(dataclasses.replace(results, rows=rows))
+  assert text.startswith('Of 4 variants, none helps against ') and 'and rezero hurts: ' in text
   assert (
-    'of 4 variants, 0 help, 1 hurts, for 1 the data cannot tell (inconclusive), and for 2 the verdict is '
-    f'withheld ({reason}); ' in sentence(dataclasses.replace(results, rows=rows))
+    'for fixup the data cannot tell (inconclusive); for geglu and relu the verdict is withheld '
+    f'({reason}); ' in text
   )
