@@ -23,6 +23,7 @@ from t2x.cli import (
   generate,
   launch,
   look,
+  new,
   parts,
   plan,
   prune,
@@ -58,6 +59,7 @@ COMMANDS: dict[str, Any] = {
   'convert': convert,
   'prune': prune,
   'data': data,
+  'new': new,
   'test-part': test_part,
   'completion': completion,
 }

@@ -1,0 +1,121 @@
+"""The command `t2x new`, which writes the examples of the pages under another name, as files to start from."""
+
+import argparse
+import importlib.resources
+import importlib.util
+import re
+from pathlib import Path
+
+from t2x.base.errors import UserError
+
+HELP = 'write commented files to start from: a part with its test, a task, or a sweep'
+TAKES_BINDINGS = False
+
+# By kind: what it is, the class of the example, templates by the ending of the file that they become, and the commands to try.
+KINDS = {
+  'part': (
+    'a feed-forward layer',
+    'Bilinear',
+    {'part.py': '{}.py', 'part_test.py': 'test_{}.py', 'part.gin': '{}.gin'},
+    (
+      'python -m pytest test_bilinear.py',
+      't2x test-part bilinear.Bilinear --gin.Bilinear.hidden_dim=32',
+      't2x train bilinear.gin',
+    ),
+  ),
+  'mixer': (
+    'a token mixer with a cache',
+    'RunningMean',
+    {'mixer.py': '{}.py', 'mixer_test.py': 'test_{}.py', 'mixer.gin': '{}.gin'},
+    (
+      'python -m pytest test_running_mean.py',
+      't2x test-part running_mean.RunningMean',
+      't2x train running_mean.gin',
+    ),
+  ),
+  'task': (
+    'a source, a task and an evaluator',
+    'Sums',
+    {'task.py': '{}.py', 'task_test.py': 'test_{}.py', 'task.gin': '{}.gin'},
+    ('python -m pytest test_sums.py', 't2x data inspect sums.gin', 't2x train sums.gin'),
+  ),
+  'sweep': (
+    'an ablation and the experiment that it varies',
+    'Heads',
+    {'sweep.gin': '{}.gin', 'sweep_base.gin': '{}_base.gin'},
+    (
+      't2x sweep heads.gin --dry-run',
+      't2x sweep heads.gin --out sweeps',
+      't2x report sweeps/heads',
+    ),
+  ),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  kinds = '; '.join(f'{kind}: {what}' for kind, (what, *_) in KINDS.items())
+  parser.add_argument('kind', choices=tuple(KINDS), help=kinds)
+  parser.add_argument('name', metavar='NAME', help='name of the class or sweep, such as MyMixer')
+
+
+def run(args: argparse.Namespace) -> int:
+  """Writes the files into the current folder and prints the commands that try them."""
+  texts, commands = rendered(args.kind, args.name)
+  module = file_name(args.name)
+  for name in texts:
+    if Path(name).exists():
+      raise UserError(f'{name} exists already: choose another name, or move the file')
+  if args.kind != 'sweep' and importlib.util.find_spec(module) is not None:
+    raise UserError(f'{module}.py would hide the Python module {module}: choose another name')
+  for name, text in texts.items():
+    Path(name).write_text(text)
+    print(f'wrote {name}')
+  print('try:\n' + '\n'.join(f'  {command}' for command in commands))
+  return 0
+
+
+def rendered(kind: str, name: str) -> tuple[dict[str, str], list[str]]:
+  """Returns the texts of the files by their names, and the commands that try them.
+
+  Args:
+    kind: one of `KINDS`.
+    name: name of the class, or of the sweep.
+
+  Raises:
+    UserError: no class can have this name, or `configs` is not found.
+  """
+  if not re.fullmatch('[A-Za-z][A-Za-z0-9_]*', name) or (kind != 'sweep' and name[0].islower()):
+    raise UserError(
+      f"'{name}' is not the name of a {'sweep' if kind == 'sweep' else 'class'}: write letters and digits, such as MyName"
+    )
+  _, example, templates, commands = KINDS[kind]
+  configs = _configs()
+  texts = {}
+  for template, target in templates.items():
+    text = (importlib.resources.files('t2x.cli') / 'templates' / f'{template}.txt').read_text()
+    text = text.replace("include 'configs/", f"include '{configs}/")
+    texts[target.format(file_name(name))] = _renamed(text, example, name)
+  return texts, [_renamed(command, example, name) for command in commands]
+
+
+def file_name(name: str) -> str:
+  """Returns the name of the files of a class: my_mixer for MyMixer."""
+  return re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', name).lower()
+
+
+def _renamed(text: str, example: str, name: str) -> str:
+  """Returns a text with the name of the example replaced, also in names of files and of further classes."""
+  old, new = file_name(example), file_name(name)
+  text = text.replace(example, name)
+  return re.sub(rf'(?<![a-z]){old}(?=\.|_base|$)|(?<=import ){old}\b|(?<=from ){old}\b', new, text)
+
+
+def _configs() -> str:
+  """Returns the path of the folder `configs` of the checkout, relative if it is in the current folder."""
+  here, checkout = Path('configs'), Path(__file__).parents[2] / 'configs'
+  if (here / 'models').is_dir():
+    return 'configs'
+  if (checkout / 'models').is_dir():
+    return str(checkout)
+  raise UserError('the files include configs of t2x: run this command in a checkout of t2x')
