@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import tomllib
 
 import pytest
@@ -62,3 +63,14 @@ def code_texts():
 def triples(text):
   words = re.findall(r'[\w`-]+', text)
   return {*zip(words, words[1:], words[2:], strict=False)}
+
+
+def test_the_figure_of_the_readme_has_the_verdicts_and_losses_of_the_study():
+  figure = runpy.run_path(str(ROOT / 'docs' / 'flagship.py'))
+  verdicts, text = figure['verdicts'](), (ROOT / 'README.md').read_text()
+  assert 'two heads help, one and more than four hurt. Eight seeds' in text
+  assert [heads for heads, verdict in verdicts.items() if verdict == 'helps'] == [2]
+  assert [heads for heads, verdict in verdicts.items() if verdict == 'hurts'] == [1, 8, 16, 32]
+  losses = figure['losses']()
+  assert {len(values) for values in losses.values()} == {8}
+  assert min(losses, key=lambda heads: sum(losses[heads])) == 2
