@@ -15,16 +15,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Epsilon, Positive, Size
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.initializers import build_context, ones, variance_scaling, zeros
 from t2x.layers.interfaces import Call, Merge, Norm, Result
-from t2x.layers.one_cpu import on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.rules import Fixed
 from t2x.layers.tokens import Tokens
+from t2x.layers.vision.convolve import convolve
 from t2x.layers.vision.grids import filled_grid
 
 __all__ = [
@@ -37,8 +36,6 @@ __all__ = [
 ]
 
 Grid = Float[Array, 'batch rows columns d_model']
-# Side of the largest kernel whose taps are summed one by one: each is an operation of the program.
-_MAX_TAPS = 7
 
 
 @runtime_checkable
@@ -225,41 +222,12 @@ class GridConvolution(_GridPart):
   def transform(self, x):
     x = x if self.input_norm is None else self.input_norm(x)
     kernel = self.convolution.kernel[...]
-    size = len(kernel)
-    around = size // 2 if size % 2 else 0
-    is_depthwise = self.num_groups == x.shape[-1] == self.output_dim
-    few_taps = size % 2 == 1 and self.stride == 1 and size <= _MAX_TAPS
-    if is_depthwise and few_taps and on_one_cpu() and not step_context().for_accelerators:
-      y = _depthwise(x.astype(kernel.dtype), kernel)
-    else:
-      y = jax.lax.conv_general_dilated(
-        x.astype(kernel.dtype),
-        kernel,
-        (self.stride, self.stride),
-        [(around, around)] * 2,
-        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-        feature_group_count=self.num_groups,
-      )
+    y = convolve(x.astype(kernel.dtype), kernel, self.stride)
     bias = self.convolution.bias
     if bias is not None:
       y = y + broadcast(bias[...], y.shape, y.dtype)
     y = y if self.norm is None else self.norm(y)
     return y if self.activation is None else self.activation(y)
-
-
-def _depthwise(x: Grid, kernel: Float[Array, 'taps taps 1 d_model']) -> Grid:
-  """Returns the convolution of each feature alone, summed over the taps: XLA's convolution takes 2 to 14 times as long
-  with its gradients on a CPU."""
-  around, (rows, columns) = len(kernel) // 2, x.shape[1:3]
-  padded = jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
-  kernel = kernel.astype(Dtypes.reductions)
-  taps = [
-    padded[:, i : i + rows, j : j + columns].astype(Dtypes.reductions)
-    * with_rank(kernel[i, j, 0], 4)
-    for i in range(len(kernel))
-    for j in range(len(kernel))
-  ]
-  return sum(taps[1:], taps[0]).astype(x.dtype)
 
 
 class MaxPool(_GridPart):

@@ -105,10 +105,18 @@ def test_max_pool_equals_torch(size, stride):
   np.testing.assert_array_equal(as_image(got.x, got.tokens.grid), expected)
 
 
-@pytest.mark.parametrize('size', [3, 7])
-def test_a_depthwise_convolution_and_its_gradients_equal_torch_and_the_plain_operation(size):
-  layer = built(part(GridConvolution, group_size=1, kernel_size=size))
-  weights = np.asarray(np.random.default_rng(1).normal(size=(2, 20, WIDTH)), np.float32)
+@pytest.mark.parametrize(
+  ('size', 'stride', 'group_size', 'width'),
+  [(3, 1, 1, 6), (7, 1, 1, 6), (3, 1, 6, 4), (3, 2, 6, 8), (2, 2, 6, 4)],
+)
+def test_a_convolution_on_one_cpu_and_its_gradients_equal_torch_and_the_plain_operation(
+  size, stride, group_size, width
+):
+  settings = {'kernel_size': size, 'stride': stride, 'group_size': group_size, 'width': width}
+  layer = built(part(GridConvolution, **settings))
+  sides = layer(X, CALL).tokens.grid
+  weights = np.random.default_rng(1).normal(size=(2, sides[0] * sides[1], width))
+  weights = weights.astype(np.float32)
 
   def loss(layer, x):
     return (layer(x, CALL).x * weights).sum()
@@ -118,26 +126,28 @@ def test_a_depthwise_convolution_and_its_gradients_equal_torch_and_the_plain_ope
       return loss(layer, x)
 
   gradient = jax.jit(jax.value_and_grad(loss, (0, 1)))
+  other = jax.jit(jax.value_and_grad(plain, (0, 1)))
   assert 'stablehlo.convolution' not in gradient.lower(layer, X).as_text()
-  total, (changes, dx) = gradient(layer, X)
+  assert 'stablehlo.convolution' in other.lower(layer, X).as_text()
   kernel = torch.tensor(np.asarray(layer.convolution.kernel[...]).transpose(3, 2, 0, 1)).double()
   bias = torch.tensor(np.asarray(layer.convolution.bias[...])).double()
   image = as_image(X).double()
   for tensor in (kernel, bias, image):
     tensor.requires_grad_()
-  y = torch.nn.functional.conv2d(image, kernel, bias, padding=size // 2, groups=WIDTH)
-  expected = (y * as_image(weights)).sum()
-  expected.backward()
-  found = changes.convolution
-  np.testing.assert_allclose(total, expected.detach(), rtol=1e-5)
-  np.testing.assert_allclose(as_image(dx), image.grad, rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(
-    found.kernel[...].transpose(3, 2, 0, 1), kernel.grad, rtol=1e-5, atol=1e-5
+  y = torch.nn.functional.conv2d(
+    image, kernel, bias, stride, padding=size // 2 * (size % 2), groups=WIDTH // group_size
   )
-  np.testing.assert_allclose(found.bias[...], bias.grad, rtol=1e-5, atol=1e-5)
-  other, (_, other_dx) = jax.jit(jax.value_and_grad(plain, (0, 1)))(layer, X)
-  np.testing.assert_allclose(other, total, rtol=1e-5)
-  np.testing.assert_allclose(other_dx, dx, rtol=1e-5, atol=1e-5)
+  expected = (y * as_image(weights, sides)).sum()
+  expected.backward()
+  for function in (gradient, other):
+    total, (changes, dx) = function(layer, X)
+    found = changes.convolution
+    np.testing.assert_allclose(total, expected.detach(), rtol=1e-5)
+    np.testing.assert_allclose(as_image(dx), image.grad, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      found.kernel[...].transpose(3, 2, 0, 1), kernel.grad, rtol=1e-5, atol=1e-5
+    )
+    np.testing.assert_allclose(found.bias[...], bias.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_squeeze_and_excitation_has_one_factor_per_feature_and_row():

@@ -1,0 +1,112 @@
+"""Convolution of a grid, and two forms of it whose gradients are faster on one CPU device.
+
+XLA's convolutions with their gradients take 1.3 to 5 times as long as PyTorch's on a CPU: those of few outputs and many features
+because it transposes the kernel element by element, depthwise ones because it computes no gradient of them in one loop.
+`experiments/speed/README.md` has the measurements.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t2x.base.hyperparameters import step_context
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.one_cpu import on_one_cpu, project
+
+__all__ = []
+
+# Side of the largest kernel whose taps are summed one by one: each is an operation of the program.
+_MAX_TAPS = 7
+# Outputs of a batch per output feature, up to which copies of the inputs of each output cost less than the convolution.
+_MAX_OUTPUTS = 16
+
+
+def convolve(
+  x: Float[Array, 'batch rows columns d_model'],
+  kernel: Float[Array, 'taps taps group_size width'],
+  stride: int = 1,
+) -> Float[Array, 'batch out_rows out_columns width']:
+  """Returns the convolution of the grid with half of an odd kernel of zeros on each side, and none for an even kernel.
+
+  Args:
+    x: features of each place; group_size divides their number, and the number of groups that of the outputs.
+    kernel: weights of each tap.
+    stride: distance between the centres of neighbouring outputs.
+  """
+  size, _, group_size, width = kernel.shape
+  num_features = x.shape[-1]
+  around = size // 2 if size % 2 else 0
+  if on_one_cpu() and not step_context().for_accelerators:
+    is_depthwise = group_size == 1 and num_features == width
+    if is_depthwise and size % 2 and size <= _MAX_TAPS and stride == 1:
+      return _depthwise(x, kernel)
+    rows, columns = ((side + 2 * around - size) // stride + 1 for side in x.shape[1:3])
+    if group_size == num_features and len(x) * rows * columns <= _MAX_OUTPUTS * width:
+      inputs = _inputs_of_outputs(x, size, stride, around)
+      y = project(inputs.reshape(-1, inputs.shape[-1]), kernel.reshape(-1, width), 1)
+      return y.reshape(len(x), rows, columns, width)
+  return jax.lax.conv_general_dilated(
+    x,
+    kernel,
+    (stride, stride),
+    [(around, around)] * 2,
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    feature_group_count=num_features // group_size,
+  )
+
+
+def _inputs_of_outputs(x: Array, size: int, stride: int, around: int) -> Array:
+  """Returns the features under each tap, [batch, out_rows, out_columns, taps * taps * d_model]."""
+  x = _padded(x, around)
+  rows, columns = (side - size + 1 for side in x.shape[1:3])
+  taps = [
+    x[:, i : i + rows : stride, j : j + columns : stride] for i in range(size) for j in range(size)
+  ]
+  return jnp.concatenate(taps, axis=-1)
+
+
+@jax.custom_vjp
+def _depthwise(x: Array, kernel: Array) -> Array:
+  """Returns the convolution of each feature alone as a sum over taps, one row of the batch after the other: it stays in
+  the cache."""
+  around, (rows, columns) = len(kernel) // 2, x.shape[1:3]
+  kernel = kernel.astype(Dtypes.reductions)
+
+  def convolved(padded: Array) -> Array:
+    taps = [
+      padded[i : i + rows, j : j + columns].astype(Dtypes.reductions) * kernel[i, j, None]
+      for i in range(len(kernel))
+      for j in range(len(kernel))
+    ]
+    return sum(taps[1:], taps[0]).astype(x.dtype)
+
+  return jax.lax.map(convolved, _padded(x, around))
+
+
+def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+  return _depthwise(x, kernel), (x, kernel)
+
+
+def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+  x, kernel = saved
+  size, (rows, columns) = len(kernel), x.shape[1:3]
+
+  def add(total: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+    padded, change = (array.astype(Dtypes.reductions) for array in row)
+    sums = [
+      (padded[i : i + rows, j : j + columns] * change).sum(axis=(0, 1))
+      for i in range(size)
+      for j in range(size)
+    ]
+    return total + jnp.stack(sums), None
+
+  zeros = jnp.zeros((size * size, x.shape[-1]), Dtypes.reductions)
+  total, _ = jax.lax.scan(add, zeros, (_padded(x, size // 2), gradient))
+  return _depthwise(gradient, kernel[::-1, ::-1]), total.reshape(kernel.shape).astype(kernel.dtype)
+
+
+def _padded(x: Array, around: int) -> Array:
+  return jnp.pad(x, ((0, 0), (around, around), (around, around), (0, 0)))
+
+
+_depthwise.defvjp(_forward, _backward)
