@@ -1,8 +1,7 @@
-"""Convolution of a grid, and two forms of it whose gradients are faster on one CPU device.
+"""Convolution of a grid, and two forms of it that are faster with their gradients on one CPU device.
 
-XLA's convolutions with their gradients take 1.3 to 5 times as long as PyTorch's on a CPU: those of few outputs and many features
-because it transposes the kernel element by element, depthwise ones because it computes no gradient of them in one loop.
-`experiments/speed/README.md` has the measurements.
+XLA computes the gradients of a depthwise convolution in many loops over the whole batch there, and those of a convolution of patches
+as convolutions with holes. `experiments/speed/README.md` has the measurements.
 """
 
 import jax
@@ -17,8 +16,6 @@ __all__ = []
 
 # Side of the largest kernel whose taps are summed one by one: each is an operation of the program.
 _MAX_TAPS = 7
-# Outputs of a batch per output feature, up to which copies of the inputs of each output cost less than the convolution.
-_MAX_OUTPUTS = 16
 
 
 def convolve(
@@ -40,11 +37,8 @@ def convolve(
     is_depthwise = group_size == 1 and num_features == width
     if is_depthwise and size % 2 and size <= _MAX_TAPS and stride == 1:
       return _depthwise(x, kernel)
-    rows, columns = ((side + 2 * around - size) // stride + 1 for side in x.shape[1:3])
-    if group_size == num_features and len(x) * rows * columns <= _MAX_OUTPUTS * width:
-      inputs = _inputs_of_outputs(x, size, stride, around)
-      y = project(inputs.reshape(-1, inputs.shape[-1]), kernel.reshape(-1, width), 1)
-      return y.reshape(len(x), rows, columns, width)
+    if group_size == num_features and size == stride and not around:
+      return project(_patches(x, size), kernel.reshape(-1, width), 1)
   return jax.lax.conv_general_dilated(
     x,
     kernel,
@@ -55,14 +49,11 @@ def convolve(
   )
 
 
-def _inputs_of_outputs(x: Array, size: int, stride: int, around: int) -> Array:
-  """Returns the features under each tap, [batch, out_rows, out_columns, taps * taps * d_model]."""
-  x = _padded(x, around)
-  rows, columns = (side - size + 1 for side in x.shape[1:3])
-  taps = [
-    x[:, i : i + rows : stride, j : j + columns : stride] for i in range(size) for j in range(size)
-  ]
-  return jnp.concatenate(taps, axis=-1)
+def _patches(x: Array, size: int) -> Array:
+  """Returns the features of each whole patch, [batch, rows // size, columns // size, size * size * d_model]."""
+  rows, columns = (side // size for side in x.shape[1:3])
+  x = x[:, : rows * size, : columns * size].reshape(len(x), rows, size, columns, size, -1)
+  return x.swapaxes(2, 3).reshape(len(x), rows, columns, -1)
 
 
 @jax.custom_vjp

@@ -107,7 +107,7 @@ def test_max_pool_equals_torch(size, stride):
 
 @pytest.mark.parametrize(
   ('size', 'stride', 'group_size', 'width'),
-  [(3, 1, 1, 6), (7, 1, 1, 6), (3, 1, 6, 4), (3, 2, 6, 8), (2, 2, 6, 4)],
+  [(3, 1, 1, 6), (7, 1, 1, 6), (2, 2, 6, 4)],
 )
 def test_a_convolution_on_one_cpu_and_its_gradients_equal_torch_and_the_plain_operation(
   size, stride, group_size, width
