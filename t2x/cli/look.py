@@ -153,7 +153,7 @@ def _caption(
   image = task.modality.prepare(pixels, None)['source']
 
   def generate():
-    settings = {'strategy': task.default_strategy, 'max_new_tokens': task.target_length}
+    settings = {'strategy': task.default_strategy, 'max_new_tokens': task.answer_length}
     return task.generate(loaded.model, [pixels], **settings)[0][0]
 
   target = _target(args, generate, facts)

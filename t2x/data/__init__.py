@@ -23,6 +23,7 @@ from t2x.data.parallel_texts import *
 from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
 from t2x.data.random_erasing import *
+from t2x.data.recordings import *
 from t2x.data.resegmenting import *
 from t2x.data.samples.asterisk import *
 from t2x.data.samples.babel_dates import *
@@ -37,6 +38,8 @@ from t2x.data.samples.fashion_mnist import *
 from t2x.data.samples.libreoffice import *
 from t2x.data.samples.scene_questions import *
 from t2x.data.samples.sentiment import *
+from t2x.data.samples.spoken_sentences import *
+from t2x.data.samples.spoken_strings import *
 from t2x.data.samples.standard_library import *
 from t2x.data.sentence_pairs import *
 from t2x.data.several_texts import *

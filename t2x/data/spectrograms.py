@@ -11,6 +11,9 @@ from t2x.base.ranges import Size
 
 __all__ = ['LogMel']
 
+# Frames per matrix product.
+BLOCK = 16
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogMel:
@@ -48,9 +51,11 @@ class LogMel:
     frames = np.lib.stride_tricks.sliding_window_view(padded, self.window)[:: self.hop]
     hann = np.hanning(self.window + 1)[:-1]
     power = np.abs(np.fft.rfft(frames[: self.num_frames] * hann)) ** 2
-    log = np.log10(
-      np.maximum(power @ mel_filters(self.rate, self.window, self.num_features), 1e-10)
-    )
+    filters = mel_filters(self.rate, self.window, self.num_features)
+    # OpenBLAS splits products of this size over all cores, and 50 times slower than one core if the others are busy; smaller
+    # products are not split.
+    parts = [power[i : i + BLOCK] @ filters for i in range(0, len(power), BLOCK)]
+    log = np.log10(np.maximum(np.concatenate(parts), 1e-10))
     # At most 80 dB below the loudest, and in a range of about two.
     return ((np.maximum(log, log.max() - 8.0) + 4.0) / 4.0).astype(np.float32)
 

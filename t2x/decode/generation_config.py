@@ -16,6 +16,7 @@ from t2x.decode.processors import (
   NoRepeatNGram,
   Processor,
   RepetitionPenalty,
+  SuppressFirst,
   SuppressTokens,
 )
 from t2x.decode.sampling import Greedy, Sampling
@@ -30,7 +31,6 @@ STOPPING: Mapping[Any, Stopping] = {
 # Unsupported settings, with the value that has no effect. The groups of transformers differ from `DiverseBeam`: they do
 # not count the tokens that end a hypothesis, and transformers 5 no longer contains them.
 UNSUPPORTED = {
-  'begin_suppress_tokens': None,
   'constraints': None,
   'diversity_penalty': 0.0,
   'encoder_no_repeat_ngram_size': 0,
@@ -57,6 +57,7 @@ def _declared(vocab_size: int) -> Mapping[str, Field]:
   token = Int(None, -(2**31), vocab_size - 1)
   return {
     'bad_words_ids': Many([], Many([], token, least=1)),
+    'begin_suppress_tokens': Many([], token),
     'do_sample': Bool(False),
     'early_stopping': Only(False, (True, 'never')),
     'eos_token_id': Ids([], vocab_size),
@@ -142,6 +143,11 @@ def _processors(fields: Fields) -> tuple[list[Processor], list[str]]:
     processors.append(MinNewTokens(count))
   if (first := fields['forced_bos_token_id']) is not None:
     processors.append(ForceFirst((first,)))
+  if begin := fields['begin_suppress_tokens']:
+    if first is not None:
+      unsupported.append(f'begin_suppress_tokens = {list(begin)} beside forced_bos_token_id')
+    else:
+      processors.append(SuppressFirst(begin))
   ends, last = fields['eos_token_id'], fields['forced_eos_token_id']
   if last:
     processors.append(ForceLast())

@@ -32,6 +32,7 @@ __all__ = [
   'NoRepeatNGram',
   'Processor',
   'RepetitionPenalty',
+  'SuppressFirst',
   'SuppressTokens',
 ]
 
@@ -222,6 +223,20 @@ class SuppressTokens(Processor):
   def __call__(self, scores, history):
     _check_ids('SuppressTokens', self.tokens, scores)
     return _suppress(scores, self.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class SuppressFirst(Processor):
+  """Excludes tokens as the first generated token: Hugging Face's `begin_suppress_tokens`, such as an empty transcription."""
+
+  tokens: Annotated[Sequence[Natural], NonEmpty]
+
+  def __post_init__(self):
+    object.__setattr__(self, 'tokens', tuple(self.tokens))
+
+  def __call__(self, scores, history):
+    _check_ids('SuppressFirst', self.tokens, scores)
+    return _suppress(scores, self.tokens, history.step == 0)
 
 
 def _check_ids(name, tokens, scores):

@@ -10,6 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 from t2x.base.files import check_new_folder
 from t2x.experiments import read_config, read_experiment
+from t2x.interop.speech import speech_fields, speech_gin
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -119,8 +120,14 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
   masks."""
   from t2x.decode.generation_config import strategy_of
 
-  spec = model.spec
-  if spec.is_encoder_decoder:
+  spec, more = model.spec, ''
+  fields = {'eos_token_id': _eos_ids(folder, spec.vocab_size)} | _read_json(folder / GENERATION)
+  if spec.is_encoder_decoder and spec.first.kind == 'audio':
+    task, lengths = 'Transcription', {'target_length': spec.max_length}
+    forced = _read_json(folder / CONFIG) | {k: v for k, v in fields.items() if v is not None}
+    more = speech_gin(folder, model, tokenizer, forced, notes)
+    fields.pop('forced_decoder_ids', None)
+  elif spec.is_encoder_decoder:
     task = 'Translation'
     lengths = {'source_length': spec.first.max_length, 'target_length': spec.max_length}
   elif 'token logits' in spec.outputs and spec.is_causal(LENGTH):
@@ -130,7 +137,6 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
     return f'Experiment.task = @MaskedLM()\nMaskedLM.length = {length}\n'
   else:
     return ''
-  fields = {'eos_token_id': _eos_ids(folder, spec.vocab_size)} | _read_json(folder / GENERATION)
   strategy, unused = strategy_of(
     fields,
     eos_id=tokenizer.eos_id,
@@ -139,7 +145,7 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
   )
   if unused:
     notes.append(f'ignored in {GENERATION}: {", ".join(unused)}')
-  return USE.format(
+  return more + USE.format(
     task=task,
     lengths='\n'.join(
       f'{task}.{name} = {min(LENGTH, max_length or LENGTH)}' for name, max_length in lengths.items()
@@ -201,6 +207,10 @@ def export_run(
 
   def write(folder: Path) -> None:
     extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    of_speech, files = speech_fields(task)
+    extra |= of_speech
+    for name, contents in files.items():
+      (folder / name).write_bytes(contents)
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if tokenizer is not None:
       ids, fields = _token_fields(task, tokenizer)
@@ -238,9 +248,10 @@ def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
   Prints the settings of the task's strategy that generation_config.json does not have.
   """
   from t2x.decode.generation_config import fields_of
-  from t2x.tasks import CausalLM, Translation
+  from t2x.tasks import CausalLM, Transcription, Translation
 
-  strategy = task.strategy if isinstance(task, (CausalLM, Translation)) else None
+  generates = isinstance(task, (CausalLM, Transcription, Translation))
+  strategy = task.strategy if generates else None
   ends = list(strategy.eos_ids) if strategy else []
   roles = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
   ids = {f'{role}_token_id': value for role, value in roles.items()}

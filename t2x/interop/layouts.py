@@ -152,6 +152,16 @@ class _Patches(Layout):
     return tensor.transpose(2, 3, 1, 0)
 
 
+class _Taps(Layout):
+  """[taps, inputs, outputs] -> [outputs, inputs, taps]: the kernel of a convolution over a sequence."""
+
+  def to_tensor(self, parameter):
+    return parameter.transpose(2, 1, 0)
+
+  def to_parameter(self, tensor, shape):
+    return tensor.transpose(2, 1, 0)
+
+
 SAME = Layout()
 VECTOR = _Vector()
 ROW = _Row()
@@ -160,3 +170,4 @@ LINEAR = _Matrix()
 CONV1D = _Matrix(axis=1, transposed=False)
 GROUPED = _Grouped()
 PATCHES = _Patches()
+TAPS = _Taps()

@@ -39,6 +39,7 @@ def _parts_in_order(part: Any) -> tuple[Any, ...]:
 
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
+  'AudioStem.num_features': lambda part: part.input.shape[-1],
   'Block.wiring': _wiring,
   'DistilledVisionTransformer.d_model': lambda part: part.body.output_dim,
   'EncoderDecoder.d_model': lambda part: part.decoder.output_dim,

@@ -43,6 +43,8 @@ from t2x.tasks.span_corruption import *
 from t2x.tasks.span_prediction import *
 from t2x.tasks.text import *
 from t2x.tasks.text_to_image import *
+from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
 from t2x.tasks.version_contrast import *
 from t2x.tasks.word_classification import *
+from t2x.tasks.word_errors import *

@@ -107,19 +107,25 @@ class PrepareCaption:
   length: int
   train: bool
 
+  # The task whose setting limits the length.
+  task: ClassVar[str] = 'Captions'
+
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Returns the columns of the source, and `target` and `target_segments` int32 [length]."""
-    tokenizer = self.tokenizer
-    ids = [*tokenizer.target.encode(row['target']), tokenizer.eos_id]
+    ids = self.target_ids(row)
     if len(ids) > self.length:
       raise UserError(
-        f'a target has {len(ids)} tokens, but Captions.target_length = {self.length}: raise it'
+        f'a target has {len(ids)} tokens, but {self.task}.target_length = {self.length}: raise it'
       )
-    target = np.full(self.length, tokenizer.pad_id, np.int32)
+    target = np.full(self.length, self.tokenizer.pad_id, np.int32)
     target[: len(ids)] = ids
     segments = (np.arange(self.length) < len(ids)).astype(np.int32)
     columns = self.modality.prepare(row['source'], rng if self.train else None)
     return {**columns, 'target': target, 'target_segments': segments}
+
+  def target_ids(self, row: Mapping[str, Any]) -> list[int]:
+    """Returns the ids to predict, with eos."""
+    return [*self.tokenizer.target.encode(row['target']), self.tokenizer.eos_id]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,31 +176,52 @@ class Captions(TargetText, SourceTargetTask):
     """Raises UserError if a prompt is no file of a source."""
     self._read(prompt)
 
+  def prompt_of(self, example):
+    """Returns the example."""
+    return example
+
+  def first_ids(self, example: Mapping[str, Any]) -> Sequence[int]:
+    """Returns the ids after the start token that the decoder gets for a source, in training and in generation."""
+    return self.fitted.before
+
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Generates the target of each source.
 
     Args:
       model: the model with its parameters.
-      prompts: paths of files, or sources.
+      prompts: paths of files, sources, or examples with a `source`.
       strategy: decoding strategy.
       max_new_tokens: maximum number of tokens.
       num_return: targets per source.
       seed: random seed of sampling.
     """
-    sources = [self._read(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    prepared = [self.modality.prepare(source, None) for source in sources]
+    examples = [self._example(prompt) for prompt in prompts]
+    prepared = [self.modality.prepare(example['source'], None) for example in examples]
     columns = {name: np.stack([row[name] for row in prepared]) for name in prepared[0]}
+    first = [self.first_ids(example) for example in examples]
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return self.answers(self._generate(model, columns, seed, **settings))
+    return self.answers(self._generate(model, columns, first, seed, **settings))
 
   def check_generate(self, model, strategy, batch_size):
     columns = {name: np.zeros(s.shape, s.dtype) for name, s in self.spec(batch_size).items()}
-    settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
-    check_shapes(lambda m: self._generate(m, columns, **settings), model)
+    settings = {'strategy': strategy, 'max_new_tokens': self.answer_length}
+    first = [[self.fitted.pad_id] * self.num_first] * batch_size
+    check_shapes(lambda m: self._generate(m, columns, first, **settings), model)
 
-  def _generate(self, model, columns, seed=0, **settings):
+  @property
+  def num_first(self) -> int:
+    """Number of `first_ids`."""
+    return len(self.fitted.before)
+
+  def _generate(self, model, columns, first, seed=0, **settings):
     source, tokens = columns['source'], self.modality.tokens(columns)
-    return self.generated(model, source, tokens, seed, **settings)
+    return self.generated(model, source, tokens, seed, first=first, **settings)
+
+  def _example(self, prompt: Any) -> Mapping[str, Any]:
+    """Returns an example without its target."""
+    if isinstance(prompt, str):
+      return {'source': self._read(prompt)}
+    return prompt if isinstance(prompt, Mapping) else {'source': prompt}
 
   def _read(self, path: str) -> Any:
     try:

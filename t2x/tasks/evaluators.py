@@ -27,7 +27,7 @@ from t2x.tasks.translation import TargetText, Translation
 __all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
 
 # Number of generated texts stored per evaluation.
-_NUM_SAMPLES = 10
+NUM_SAMPLES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,54 @@ class Samples(TaskEvaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translations(TaskEvaluator):
+class GeneratedTargets(TaskEvaluator):
+  """Scores generated targets of the examples of a split.
+
+  Attributes:
+    strategy: decoding strategy; None: the task's.
+    batch_size: sources per batch.
+  """
+
+  strategy: Strategy | None = None
+  batch_size: Size = 64
+
+  def check(self, task, model):
+    """Also raises UserError if the model cannot generate for the longest source."""
+    super().check(task, model)
+    assert isinstance(task, TargetText)
+    task.check_generate(model, self.strategy or task.strategy, self.batch_size)
+
+  def __call__(self, evaluated):
+    """Generates the targets of the examples and returns the metrics."""
+    task = evaluated.task
+    assert isinstance(task, TargetText)
+    examples, model = self._examples(task), evaluated.model()
+
+    def generated(pairs):
+      return task.generate(
+        model,
+        [task.prompt_of(pair) for pair in pairs],
+        strategy=self.strategy or task.strategy,
+        max_new_tokens=task.answer_length,
+      )
+
+    results = in_batches(
+      [examples[i] for i in range(len(examples))],
+      generated,
+      self.batch_size,
+      size=lambda pair: len(pair['source']),
+      watched=evaluated.watched,
+    )
+    pairs, answers = zip(*results, strict=True)
+    return self._score(pairs, [answer[0]['text'] for answer in answers])
+
+  @abc.abstractmethod
+  def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
+    """Returns the metrics of the generated targets of examples."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Translations(GeneratedTargets):
   """Computes BLEU and chrF of translations with sacrebleu, and the fraction of exact matches.
 
   Attributes:
@@ -214,17 +261,13 @@ class Translations(TaskEvaluator):
   """
 
   language: str = ''
-  strategy: Strategy | None = None
-  batch_size: Size = 64
 
   kinds: ClassVar[tuple[type[Task], ...]] = (Translation, PrefixLM, Captions)
 
   def check(self, task, model):
     """Also raises UserError if the language is unknown or the model cannot translate the longest source."""
-    super().check(task, model)
-    assert isinstance(task, TargetText)
     self._bleu()
-    task.check_generate(model, self.strategy or task.strategy, self.batch_size)
+    super().check(task, model)
 
   def _bleu(self) -> Any:
     import sacrebleu
@@ -234,35 +277,11 @@ class Translations(TaskEvaluator):
     except (ImportError, RuntimeError, ValueError) as error:
       raise UserError(f"Translations.language = '{self.language}': {error}") from error
 
-  def __call__(self, evaluated):
-    """Translates the examples of the split and returns the metrics."""
-    task = evaluated.task
-    assert isinstance(task, TargetText)
-    examples, model = self._examples(task), evaluated.model()
-
-    def translated(pairs):
-      return task.generate(
-        model,
-        [pair['source'] for pair in pairs],
-        strategy=self.strategy or task.strategy,
-        max_new_tokens=task.target_length,
-      )
-
-    results = in_batches(
-      [examples[i] for i in range(len(examples))],
-      translated,
-      self.batch_size,
-      size=lambda pair: len(pair['source']),
-      watched=evaluated.watched,
-    )
-    pairs, answers = zip(*results, strict=True)
-    return self._score(pairs, [answer[0]['text'] for answer in answers])
-
   def _references(self, pair: Mapping[str, Any]) -> Sequence[str]:
     """Returns the translations of an example that are right."""
     return [pair['target']]
 
-  def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
+  def _score(self, pairs, outputs):
     import sacrebleu
 
     bleu, chrf = self._bleu(), sacrebleu.CHRF()
@@ -280,7 +299,7 @@ class Translations(TaskEvaluator):
     }
     samples = [
       {**_texts(pair), 'output': output}
-      for pair, output in list(zip(pairs, outputs, strict=True))[:_NUM_SAMPLES]
+      for pair, output in list(zip(pairs, outputs, strict=True))[:NUM_SAMPLES]
     ]
     return Evaluation(metrics, samples, examples={'exact_match': exact})
 
@@ -309,7 +328,7 @@ class Answers(TaskEvaluator):
     metrics |= {name: float(np.mean(values)) for name, values in scores.items()}
     samples = [
       {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer}
-      for i, (answer, gold) in zip(indices[:_NUM_SAMPLES], pairs, strict=False)
+      for i, (answer, gold) in zip(indices[:NUM_SAMPLES], pairs, strict=False)
     ]
     return Evaluation(metrics, samples, examples=scores)
 

@@ -73,7 +73,14 @@ class SourceTargetTask(TokenTask):
     return self.with_auxiliaries(sums, model, out, batch, key)
 
   def generated(
-    self, model: Any, source: np.ndarray, tokens: Tokens | None, seed: int, **settings: Any
+    self,
+    model: Any,
+    source: np.ndarray,
+    tokens: Tokens | None,
+    seed: int,
+    *,
+    first: Sequence[Sequence[int]] | None = None,
+    **settings: Any,
   ) -> Generated:
     """Generates the target of each source.
 
@@ -82,10 +89,12 @@ class SourceTargetTask(TokenTask):
       source: the sources, [batch, ...].
       tokens: their metadata; None: unpadded rows.
       seed: random seed of sampling.
+      first: ids after the start token, as many for each source; None: those of the tokenizer.
       **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
     """
     tokenizer = self.fitted
-    start = np.array([[tokenizer.start_id, *tokenizer.before]] * len(source), np.int32)
+    ids = [tokenizer.before] * len(source) if first is None else first
+    start = np.array([[tokenizer.start_id, *own] for own in ids], np.int32)
     return generate(
       model,
       start,
@@ -119,6 +128,15 @@ class TargetText(TokenTask):
   @property
   def default_strategy(self):
     return self.strategy
+
+  @property
+  def answer_length(self) -> int:
+    """Maximum number of generated tokens, including eos."""
+    return self.target_length
+
+  def prompt_of(self, example: Mapping[str, Any]) -> Any:
+    """Returns the prompt of `generate` for an example, by default its source."""
+    return example['source']
 
   def answers(self, generated: Generated) -> list[list[dict[str, Any]]]:
     """Returns the sequences of each source as dicts with text, tokens, log_probs and score."""

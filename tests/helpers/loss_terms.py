@@ -42,8 +42,10 @@ from t2x.tasks import (
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
+  SpeechModality,
   TextRegression,
   TextToImage,
+  Transcription,
   Translation,
   VersionContrast,
   WordClassification,
@@ -121,6 +123,15 @@ TASKS = {
     modality=ImageModality(shape=(2, 2, 1)),
     target_length=6,
   ),
+  'transcription': Transcription(
+    source=NoSource(),
+    tokenizer=Bytes(),
+    modality=SpeechModality(
+      features=LogMel(rate=8000, window=200, hop=80, num_frames=2, num_features=2)
+    ),
+    prompt=('<|en|>',),
+    target_length=6,
+  ),
   'pixels': PixelLM(**PIXELS),
   'pixel_classes': PixelClassification(
     **PIXELS, num_classes=CLASSES, auxiliaries={'pixels': NextPixels()}
@@ -159,7 +170,7 @@ def batch_of(task, num_rows=8, seed=0):
 
   def array(name, spec):
     shape, column = spec.shape, shares[:, None]
-    if name in ('image', 'audio') or len(shape) == 4:
+    if name in ('image', 'audio') or (name == 'source' and spec.dtype == jnp.float32):
       return rng.normal(size=shape)
     if name == 'weight':
       return rng.permutation(np.arange(num_rows) % 3 > 0)
@@ -211,7 +222,7 @@ class Bag(WithLogits, nnx.Module):
 
   def hidden(self, *ids, **settings):
     vectors = self.table[...][ids[-1]]
-    if len(ids) == 2 and ids[0].ndim == 4:
+    if len(ids) == 2 and jnp.issubdtype(ids[0].dtype, jnp.floating):
       vectors += ids[0].reshape(len(ids[0]), 1, -1)
     elif len(ids) == 2:
       vectors += self.table[...][ids[0]].mean(axis=1, keepdims=True)

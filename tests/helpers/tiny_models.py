@@ -64,6 +64,7 @@ CONFIGS = {
     'vocab_size': 20,
     'max_position_embeddings': 6,
   },
+  'whisper': SIDES | {'vocab_size': 20, 'num_mel_bins': 5, 'max_target_positions': 6},
   'fsmt': SIDES | {'src_vocab_size': 20, 'tgt_vocab_size': 10},
   'gpt2': GPT,
   'gpt_neo': {

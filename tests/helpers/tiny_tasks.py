@@ -1,6 +1,7 @@
 """One small task of each class, on made-up data; other processes import this too."""
 
 import json
+import string
 import sys
 import wave
 from pathlib import Path
@@ -27,6 +28,7 @@ from t2x.data import (
   RandomResizedCrop,
   SampledPieces,
   SceneQuestions,
+  SpokenStrings,
   TextFiles,
   WholeWords,
 )
@@ -56,8 +58,19 @@ def write_recording(path, samples, rate=8000):
     file.writeframes(np.asarray(samples, '<i2').tobytes())
 
 
+def write_prompts(voice, seed):
+  """The prompts of the digits and letters of a voice."""
+  symbols = string.digits + string.ascii_lowercase
+  for number, symbol in enumerate(symbols):
+    kind = 'digits' if symbol.isdigit() else 'letters'
+    samples = 1000 * np.sin(np.arange(400) * (1 + seed) / 9 + number)
+    write_recording(voice / kind / f'{symbol}.wav', samples)
+
+
 def write_data(folder):
   """Files of every kind that a task reads."""
+  for i, language in enumerate(('en', 'es', 'fr', 'it', 'ru')):
+    write_prompts(folder / 'usr/share/asterisk/sounds' / f'{language}_voice', i)
   for number in range(COUNT):
     for i, language in enumerate(('en', 'es', 'fr', 'it', 'ru')):
       voice = folder / 'usr/share/asterisk/sounds' / f'{language}_voice'
@@ -111,6 +124,15 @@ def images_and_recordings(folder):
       source=AsteriskPrompts(folder=str(folder)),
       num_classes=5,
       features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
+    ),
+    t2x.tasks.Transcription(
+      source=SpokenStrings(folder=str(folder), train_examples=COUNT, longest=3),
+      modality=t2x.tasks.SpeechModality(
+        features=LogMel(rate=8000, window=200, hop=80, num_frames=20, num_features=8)
+      ),
+      prompt=('<|{language}|>',),
+      target_length=8,
+      tokenizer=BPE(270, named=t2x.tasks.speech_tokens(languages=('en', 'es', 'fr', 'it', 'ru'))),
     ),
     t2x.tasks.PictureQuestions(
       source=SceneQuestions(examples={'train': COUNT, 'validation': COUNT}),

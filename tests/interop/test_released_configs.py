@@ -1,6 +1,6 @@
 """The config.json of released models, written by transformers of many versions, is read.
 
-Those of CLIP, Command R, ConvNeXt, DeiT, DistilBERT, ResNet, SigLIP, Swin and Switch have the defaults of transformers and were
+Those of CLIP, Command R, ConvNeXt, DeiT, DistilBERT, ResNet, SigLIP, Swin, Switch and Whisper have the defaults of transformers and were
 not compared with the released files.
 """
 

@@ -67,6 +67,13 @@ PUBLISHED = {
   'vit_b32': 88_224_232,
   'vit_l16': 304_326_632,
   'vit_s16': 22_050_664,
+  # Without the sinusoids of the encoder, 1,500 x d_model, which transformers counts.
+  'whisper_base': 71_825_920,
+  'whisper_large': 1_541_384_960,
+  'whisper_large_v3': 1_541_570_560,
+  'whisper_medium': 762_321_920,
+  'whisper_small': 240_582_912,
+  'whisper_tiny': 37_184_640,
   # Without the 19,200 positions of detection tokens that transformers adds to theirs.
   'yolos_ti': 6_479_136,
 }

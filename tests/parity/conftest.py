@@ -121,7 +121,9 @@ def exported(tmp_path):
     folder = tmp_path / f'ours-{len(list(tmp_path.iterdir()))}'
     leaves = dict(named_leaves(model))
     fields = theirs.config.get_text_config().to_dict()
-    tokens = {key: value for key, value in fields.items() if '_token_id' in key}
+    # Whisper of transformers requires this number of frames.
+    more_fields = ('_token_id', 'max_source_positions')
+    tokens = {k: value for k, value in fields.items() if any(name in k for name in more_fields)}
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]), extra=tokens)
     assert family.model_type == theirs.config.model_type
     loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)

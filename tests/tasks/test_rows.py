@@ -13,6 +13,7 @@ STATE_PADDING = {
   *('SpanCorruption', 'SequenceClassification', 'WordClassification', 'SpanPrediction'),
   *(
     'Captions',
+    'Transcription',
     'CaptionContrast',
     'Contrastive',
     'MaskedPairs',

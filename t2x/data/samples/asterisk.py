@@ -1,12 +1,12 @@
 """Recorded prompts of the telephone system Asterisk in five languages."""
 
 import dataclasses
-import wave
 from pathlib import Path
 
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.data.recordings import read_recording
 from t2x.data.samples.fetched import Fetched, Sample
 from t2x.data.sources.base import ClassSource
 from t2x.data.sources.held_out import split_of
@@ -14,6 +14,7 @@ from t2x.data.sources.held_out import split_of
 __all__ = ['AsteriskPrompts']
 
 LANGUAGES = 'en', 'es', 'fr', 'it', 'ru'
+RATE = 8000
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 
 
@@ -44,21 +45,17 @@ class AsteriskPrompts(Fetched, Sample, ClassSource):
       paths = [voice / name for voice in voices]
       if split_of(name.as_posix(), SPLITS) != split or not all(map(Path.exists, paths)):
         continue
-      recordings = [_read(path) for path in paths]
+      recordings = [read_prompt(path) for path in paths]
       if len({recording.tobytes() for recording in recordings}) == len(LANGUAGES):
         yield from ({'audio': audio, 'label': i} for i, audio in enumerate(recordings))
 
 
-def _read(path: Path) -> np.ndarray:
-  """Returns the samples of a WAV file, from -1 to 1."""
+def read_prompt(path: Path) -> np.ndarray:
+  """Returns the samples of a prompt, from -1 to 1."""
   try:
-    with wave.open(str(path)) as file:
-      kind = file.getframerate(), file.getsampwidth(), file.getnchannels()
-      data = file.readframes(file.getnframes())
-  except (OSError, EOFError, wave.Error) as error:
-    raise UserError(f'{path} cannot be read: {error}') from error
-  if kind != (8000, 2, 1):
-    raise UserError(
-      f'{path} has {kind}, not 8,000 samples per second of 2 bytes in 1 channel: fetch it again'
-    )
-  return np.frombuffer(data, '<i2').astype(np.float32) / 32768
+    audio, rate = read_recording(path)
+  except OSError as error:
+    raise UserError(f'{path} cannot be read: {error.strerror}') from error
+  if rate != RATE:
+    raise UserError(f'{path} has {rate:,} samples per second, not {RATE:,}: fetch it again')
+  return audio

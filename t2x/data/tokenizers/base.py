@@ -134,6 +134,16 @@ class Tokenizer(SpecialIds, abc.ABC):
     """Yields the merges of BPE in order, replayed on parts of a training text; other kinds raise UserError."""
     raise UserError(f'{self.kind} has no merges to trace: use BPE, or SentencePiece of type bpe')
 
+  def named_id(self, name: str) -> int:
+    """Returns the id of a special token that a task names, such as '<|en|>'.
+
+    Raises:
+      UserError: the tokenizer has no such token.
+    """
+    raise UserError(
+      f"tokenizers of kind {self.kind} have no special token '{name}': use BPE with BPE.named, or HubTokenizer"
+    )
+
   @abc.abstractmethod
   def locate(self, text: str) -> Located:
     """Returns the ids of a text, as `encode`, with their character spans."""

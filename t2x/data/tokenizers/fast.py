@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.errors import UserError
 from t2x.base.external_files import read_text
 from t2x.data.tokenizers.base import Tokenizer, trim_spans
 from t2x.data.tokenizers.hub_limits import check_limits
@@ -61,6 +62,14 @@ class FastTokenizer(Tokenizer):
     """Encodes in one thread per core."""
     encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in encodings]
+
+  def named_id(self, name):
+    i = self._backend.token_to_id(name)
+    if i is None or i not in self._backend.get_added_tokens_decoder():
+      raise UserError(
+        f"the tokenizer has no special token '{name}': set BPE.named, or use another name"
+      )
+    return int(i)
 
   def sample(self, text, rate, rng):
     """Applies BPE dropout at `rate`; runs in Python, about 50 microseconds per word."""

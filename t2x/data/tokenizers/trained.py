@@ -3,11 +3,11 @@ byte-level BPE (with GPT-2's pre-tokenizer)."""
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Count, Positive, Size
+from t2x.base.ranges import Count, Positive, Size, Text
 from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.characters import SPECIALS
@@ -24,13 +24,16 @@ class BPE(TokenizerConfig):
   Lossless: decoding returns the original text.
 
   Attributes:
-    vocab_size: number of ids, including special ids and the 256 bytes.
+    vocab_size: number of ids, including special ids, the named tokens and the 256 bytes.
+    named: names of further special tokens, which a task puts into its rows, such as `Transcription.prompt`. In texts, these
+      names are plain text.
   """
 
   kinds = (FastTokenizer,)
 
   vocab_size: Size
   sample_megabytes: Positive = 5.0
+  named: Sequence[Text] = ()
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """Trains on a sample of the texts; deterministic."""
@@ -40,7 +43,7 @@ class BPE(TokenizerConfig):
     backend.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
       vocab_size=self.vocab_size,
-      special_tokens=list(SPECIALS),
+      special_tokens=[*SPECIALS, *self.named],
       initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
       show_progress=False,
     )

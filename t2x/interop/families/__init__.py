@@ -19,6 +19,7 @@ from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.towers import CLIP, SIGLIP
 from t2x.interop.families.vit import DEIT, VIT
+from t2x.interop.families.whisper import WHISPER
 from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
@@ -41,7 +42,21 @@ ALL: tuple[Family, ...] = (
   GPT_NEOX,
   LLAMA,
 )
-ALL += (MARIAN, MIXTRAL, OPT, QWEN3_MOE, RESNET, ROBERTA, SIGLIP, SWIN, SWITCH, T5, VIT, XLM)
+ALL += (
+  MARIAN,
+  MIXTRAL,
+  OPT,
+  QWEN3_MOE,
+  RESNET,
+  ROBERTA,
+  SIGLIP,
+  SWIN,
+  SWITCH,
+  T5,
+  VIT,
+  WHISPER,
+  XLM,
+)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
 
 

@@ -41,7 +41,7 @@ def test_other_and_damaged_recordings_are_errors(folder, message):
   source = AsteriskPrompts(folder=str(folder))
   path = folder / 'usr/share/asterisk/sounds/en_US_f_Name' / PROMPTS[0]
   write_recording(path, [1], rate=16000)
-  assert '0.wav has (16000, 2, 1), not 8,000 samples per second' in ''.join(
+  assert '0.wav has 16,000 samples per second, not 8,000: fetch it again' in ''.join(
     message(lambda: [source.load(split) for split in source.splits()])
   )
   path.write_bytes(b'RIFF')

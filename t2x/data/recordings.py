@@ -1,0 +1,60 @@
+"""Recordings: WAV files and their sampling rate."""
+
+import math
+import wave
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from t2x.base.errors import UserError
+
+__all__ = ['read_recording', 'resampled']
+
+
+def read_recording(path: Path) -> tuple[Float[np.ndarray, ' samples'], int]:
+  """Returns the samples of a WAV file, from -1 to 1, and their number per second; channels are averaged.
+
+  Raises:
+    UserError: it is no WAV file of 16 bits per sample.
+    OSError: it cannot be read.
+  """
+  try:
+    with wave.open(str(path)) as file:
+      rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
+      data = file.readframes(file.getnframes())
+  except (EOFError, wave.Error) as error:
+    raise UserError(
+      f'{path} cannot be read: {error or "it ends early"} (write it as WAV with 16 bits per sample)'
+    ) from error
+  if width != 2:
+    raise UserError(
+      f'{path} has {8 * width} bits per sample: write it as WAV with 16 bits per sample'
+    )
+  samples = np.frombuffer(data, '<i2').reshape(-1, channels)
+  return samples.mean(axis=1, dtype=np.float32) / np.float32(32768), rate
+
+
+def resampled(
+  samples: Float[np.ndarray, ' samples'], rate: int, to: int
+) -> Float[np.ndarray, ' resampled']:
+  """Returns a recording at another number of samples per second, by scipy's polyphase filter.
+
+  Args:
+    samples: the recording.
+    rate: samples per second.
+    to: samples per second of the result.
+
+  Raises:
+    UserError: scipy is not installed.
+  """
+  if rate == to:
+    return samples
+  try:
+    from scipy.signal import resample_poly
+  except ImportError as error:
+    raise UserError(
+      f"a recording has {rate:,} samples per second, not {to:,}, and scipy resamples it: pip install 't2x[speech]'"
+    ) from error
+  divisor = math.gcd(rate, to)
+  return resample_poly(samples, to // divisor, rate // divisor).astype(np.float32)
