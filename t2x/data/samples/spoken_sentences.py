@@ -81,11 +81,8 @@ class SpokenSentences(Source):
     voices = (self.other_voice,) if split == 'other_voice' else tuple(self.voices)
     used: set[str] = set()
     while len(used) < (self.train_examples if split == 'train' else HELD_OUT):
-      language = self.languages[random.integers(len(self.languages))]
-      text, voice = (
-        _sentence(random, language),
-        voices[random.integers(len(self.voices)) % len(voices)],
-      )
+      language = self.languages[int(random.integers(len(self.languages)))]
+      text, voice = _sentence(random, language), voices[int(random.integers(len(voices)))]
       if text not in used and split_of(text, SPLITS) == TEXTS_OF[split]:
         used.add(text)
         yield {'target': text, 'language': language, 'voice': voice}
@@ -100,7 +97,7 @@ class SpokenSentences(Source):
     texts = {
       name: np.array([s[name] for s in sentences]) for name in ('target', 'language', 'voice')
     }
-    np.savez(folder / 'texts.npz', stops=stops, **texts)
+    np.savez(folder / 'texts.npz', allow_pickle=False, stops=stops, **texts)
 
 
 class Spoken(Examples):
