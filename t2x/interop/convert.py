@@ -207,10 +207,7 @@ def export_run(
 
   def write(folder: Path) -> None:
     extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
-    of_speech, files = speech_fields(task)
-    extra |= of_speech
-    for name, contents in files.items():
-      (folder / name).write_bytes(contents)
+    extra |= speech_fields(task, folder)
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if tokenizer is not None:
       ids, fields = _token_fields(task, tokenizer)

@@ -88,16 +88,16 @@ def _prompt(fields: Mapping[str, Any], tokenizer: Any, where: str) -> tuple[list
   return names, language
 
 
-def speech_fields(task: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-  """Returns fields of config.json, and files of a model folder, with the features of a task; none for other tasks.
+def speech_fields(task: Any, folder: Path) -> dict[str, Any]:
+  """Writes the features of a `Transcription` to a model folder, and returns fields of config.json; none for other tasks.
 
   Raises:
-    UserError: the frames do not begin every whole number of seconds.
+    UserError: the frames are no whole number of seconds.
   """
   from t2x.tasks import Transcription
 
   if not isinstance(task, Transcription):
-    return {}, {}
+    return {}
   features = task.modality.features
   seconds, rest = divmod(features.num_frames * features.hop, features.rate)
   if rest:
@@ -114,5 +114,5 @@ def speech_fields(task: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
     'processor_class': 'WhisperProcessor',
     'sampling_rate': features.rate,
   }
-  files = {PREPROCESSOR: (json.dumps(values, indent=2) + '\n').encode()}
-  return {'max_source_positions': features.num_frames // 2}, files
+  (folder / PREPROCESSOR).write_text(json.dumps(values, indent=2) + '\n', encoding='utf-8')
+  return {'max_source_positions': features.num_frames // 2}

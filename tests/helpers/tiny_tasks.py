@@ -96,9 +96,30 @@ def write_data(folder):
     (folder / f'{name}.jsonl').write_text(''.join(json.dumps(one) + '\n' for one in objects))
 
 
+def recordings(folder):
+  """Tasks of recordings."""
+  return [
+    t2x.tasks.AudioClassification(
+      source=AsteriskPrompts(folder=str(folder)),
+      num_classes=5,
+      features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
+    ),
+    t2x.tasks.Transcription(
+      source=SpokenStrings(folder=str(folder), train_examples=COUNT, longest=3),
+      modality=t2x.tasks.SpeechModality(
+        features=LogMel(rate=8000, window=200, hop=80, num_frames=20, num_features=8)
+      ),
+      prompt=('<|{language}|>',),
+      target_length=8,
+      tokenizer=BPE(270, named=t2x.tasks.speech_tokens(languages=('en', 'es', 'fr', 'it', 'ru'))),
+    ),
+  ]
+
+
 def images_and_recordings(folder):
   """Tasks whose inputs are no texts."""
   return [
+    *recordings(folder),
     t2x.tasks.ImageClassification(
       source=Digits(),
       image_shape=(8, 8, 1),
@@ -119,20 +140,6 @@ def images_and_recordings(folder):
       num_classes=11,
       flip=True,
       train_crop=RandomResizedCrop(),
-    ),
-    t2x.tasks.AudioClassification(
-      source=AsteriskPrompts(folder=str(folder)),
-      num_classes=5,
-      features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
-    ),
-    t2x.tasks.Transcription(
-      source=SpokenStrings(folder=str(folder), train_examples=COUNT, longest=3),
-      modality=t2x.tasks.SpeechModality(
-        features=LogMel(rate=8000, window=200, hop=80, num_frames=20, num_features=8)
-      ),
-      prompt=('<|{language}|>',),
-      target_length=8,
-      tokenizer=BPE(270, named=t2x.tasks.speech_tokens(languages=('en', 'es', 'fr', 'it', 'ru'))),
     ),
     t2x.tasks.PictureQuestions(
       source=SceneQuestions(examples={'train': COUNT, 'validation': COUNT}),

@@ -135,11 +135,7 @@ class Tokenizer(SpecialIds, abc.ABC):
     raise UserError(f'{self.kind} has no merges to trace: use BPE, or SentencePiece of type bpe')
 
   def named_id(self, name: str) -> int:
-    """Returns the id of a special token that a task names, such as '<|en|>'.
-
-    Raises:
-      UserError: the tokenizer has no such token.
-    """
+    """Returns the id of a special token that a task names, such as '<|en|>'; raises UserError if there is none."""
     raise UserError(
       f"tokenizers of kind {self.kind} have no special token '{name}': use BPE with BPE.named, or HubTokenizer"
     )
