@@ -31,6 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='FILE',
     help='also write the verdicts as a LaTeX table (booktabs) to FILE.tex',
   )
+  parser.add_argument(
+    '--figures',
+    action='store_true',
+    help='also write figures as SVG and PDF to DIR/figures: differences, learning curves, tuned values',
+  )
   fit = parser.add_argument_group('scaling law')
   fit.add_argument(
     '--fit',
@@ -82,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
   for results in report.watch(folder, args.every if args.watch else None):
     if args.latex is not None:
       _write_latex(Path(args.latex), results)
+    if args.figures:
+      from t2x.sweeps.report.figures import write_figures
+
+      write_figures(folder, results)
     _print(args, results, [])
   return 0
 
@@ -101,8 +110,9 @@ def _write_latex(file: Path, results: 'Results') -> None:
 def _fit(args: argparse.Namespace) -> int:
   if args.watch:
     raise UserError('--fit needs a finished sweep: remove --watch')
-  if args.latex is not None:
-    raise UserError('--latex has no effect with --fit: run the report without it')
+  for option, value in (('--latex', args.latex), ('--figures', args.figures)):
+    if value:
+      raise UserError(f'{option} has no effect with --fit: run the report without it')
   from t2x.sweeps import report
   from t2x.sweeps.report.fit import fit_results, write_png
 

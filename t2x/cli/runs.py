@@ -17,7 +17,7 @@ HELP = 'list run folders with their state, or compare runs on one page'
 TAKES_BINDINGS = False
 
 _USAGE = """t2x runs [DIR] [--sort KEY] [--reverse] [--json]
-       t2x runs compare RUN [RUN ...] [--out FILE]"""
+       t2x runs compare RUN [RUN ...] [--out FILE] [--metric SPLIT/NAME]"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--out',
     metavar='FILE',
-    help='page of `compare` (default: compare.html in the first RUN, or compare-2.html, ...)',
+    help='page of `compare` (default: compare.html in the first RUN, or compare-2.html, ...), or FILE.svg, .pdf or .png '
+    'for a figure of the learning curves',
+  )
+  parser.add_argument(
+    '--metric',
+    metavar='SPLIT/NAME',
+    help='metric of the figure, such as eval/loss (default: the one that the page shows first)',
   )
   add_json(parser)
 
@@ -43,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
   """Lists runs, or writes the page that compares runs."""
   if args.paths[:1] == ['compare']:
     return _compare(args)
-  refuse(args, 'has no effect without `compare`', 'out')
+  refuse(args, 'has no effect without `compare`', 'out', 'metric')
   if len(args.paths) > 1:
     raise UserError('expected one folder; `t2x runs compare RUN RUN ...` compares runs')
   return _list(args)
@@ -70,7 +76,7 @@ def _compare(args: argparse.Namespace) -> int:
 
   folders = [Path(path) for path in args.paths[1:]]
   out = Path(args.out) if args.out else unused_path(Path(*folders[:1]) / 'compare.html')
-  for problem in write_comparison(folders, out):
+  for problem in write_comparison(folders, out, args.metric):
     print(f't2x: {problem}', file=sys.stderr)
   print(out)
   return 0

@@ -1,15 +1,16 @@
-"""A page that compares runs: their states, learning curves and config differences."""
+"""Compares runs: a page with their states, learning curves and config differences, or a figure of their curves."""
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from t2x.base.drawing import COLORS, DASHES, SUFFIXES, drawn
 from t2x.base.errors import UserError, first_line, printable
 from t2x.base.files import check_output_file, output_file
 from t2x.base.html_page import html_page
 from t2x.base.json_files import rounded
-from t2x.config import Config, differences
+from t2x.config import Config, did_you_mean, differences
 from t2x.run_folder.lines import curve_names, run_lines, sampled
 from t2x.run_folder.ownership import files_of_run
 from t2x.runs.folders import Run, read_run
@@ -18,25 +19,60 @@ from t2x.runs.folders import Run, read_run
 MAX_POINTS = 400
 
 
-def write_comparison(folders: Sequence[Path], out: Path) -> list[str]:
-  """Writes a page that compares runs.
+def write_comparison(folders: Sequence[Path], out: Path, metric: str | None = None) -> list[str]:
+  """Writes a page that compares runs, or a figure of their learning curves.
 
   Args:
     folders: the run folders; differences of configs are relative to the first.
-    out: the HTML file.
+    out: the HTML file of the page, or the SVG, PDF or PNG file of the figure.
+    metric: SPLIT/NAME of the metric of the figure, such as 'eval/loss'; None: the one that the page shows first.
 
   Returns:
-    A line for each damaged file, which the page also shows.
+    A line for each damaged file and for different tokenizers, which the page also shows.
 
   Raises:
-    UserError: a folder is not a run folder or is given twice, or the page cannot be written.
+    UserError: a folder is not a run folder or is given twice, no run has the metric, or the file cannot be written.
   """
   _check(folders)
+  is_figure = out.suffix in SUFFIXES
+  if metric is not None and not is_figure:
+    raise UserError(f'--metric has no effect on {out}: the page has all metrics')
   check_output_file('--out', out, [file for folder in folders for file in files_of_run(folder)])
   data = comparison(folders)
+  if is_figure:
+    _draw(data, out, metric)
+    return data['problems']
   with output_file('--out', out) as file:
     file.write(page(data))
   return data['problems']
+
+
+def _draw(data: Mapping[str, Any], out: Path, metric: str | None) -> None:
+  """Draws the curves of one metric."""
+  names = ['/'.join(key) for key in data['metrics']]
+  if not names:
+    raise UserError('the runs have no metrics to draw')
+  metric = metric or names[0]
+  if metric not in names:
+    raise UserError(f"--metric: no run has '{metric}'{did_you_mean(metric, names)}")
+  split, _, name = metric.partition('/')
+  with drawn([out], 5.5, 3.2) as figure:
+    axes = figure.subplots()
+    for number, run in enumerate(data['runs']):
+      curve = run['splits'].get(split, {'steps': [], 'values': {}})
+      points = zip(curve['steps'], curve['values'].get(name, ()), strict=False)
+      x, y = [], []
+      for step, value in points:
+        if value is not None:
+          x.append(step)
+          y.append(value)
+      dash = DASHES[number // len(COLORS) % len(DASHES)]
+      marker = 'o' if len(x) == 1 else None
+      color = COLORS[number % len(COLORS)]
+      axes.plot(x, y, color=color, linestyle=dash, marker=marker, markersize=4, label=run['name'])
+    axes.set_xlabel('steps')
+    axes.set_ylabel(f'{name} ({split})')
+    axes.legend(fontsize=7)
 
 
 def comparison(folders: Sequence[Path]) -> dict[str, Any]:
@@ -49,7 +85,7 @@ def comparison(folders: Sequence[Path]) -> dict[str, Any]:
     differences: path, value in the first config that can be read, and value in each run ('' if it does not
       differ there) of each setting that differs.
     reference: index of this config; None if no config can be read.
-    problems: a line for each damaged or missing file.
+    problems: a line for each damaged or missing file, and for each run whose tokenizer differs from that of the first.
   """
   _check(folders)
   problems: list[str] = []
@@ -58,6 +94,7 @@ def comparison(folders: Sequence[Path]) -> dict[str, Any]:
   problems += [
     f'{name}: no metrics' for name, curves in zip(names, splits, strict=True) if not curves
   ]
+  problems += _tokenizers(names, folders)
   configs = [_config(name, folder, problems) for name, folder in zip(names, folders, strict=True)]
   runs = [
     _row(name, read_run(folder)) | {'splits': curves, 'has_config': config is not None}
@@ -94,6 +131,29 @@ def _names(folders: Sequence[Path]) -> list[str]:
   ):
     common += 1
   return [printable('/'.join(part[common:])) for part in parts]
+
+
+def _tokenizers(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+  """Returns a line for each run whose tokenizer differs from that of the first run that has one."""
+  from t2x.data import load_tokenizer
+
+  problems, first = [], None
+  for name, folder in zip(names, folders, strict=True):
+    if not (folder / 'tokenizer').exists():
+      continue
+    try:
+      fingerprint = load_tokenizer(folder / 'tokenizer').fingerprint
+    except UserError as error:
+      problems.append(f'{name}: its tokenizer cannot be read: {first_line(error)}')
+      continue
+    if first is None:
+      first = name, fingerprint
+    elif first[1] != fingerprint:
+      problems.append(
+        f'{name}: its tokenizer differs from that of {first[0]}, so losses, perplexities and accuracies per token '
+        'cannot be compared; bits_per_byte can'
+      )
+  return problems
 
 
 def _row(name: str, run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.cli import main
+from t2x.data import Bytes, Characters
 from t2x.runs.compare import MAX_POINTS, comparison, page
 
 NASTY = '</script><b>loss</b> & "x"'
@@ -123,3 +124,33 @@ def test_folders_without_a_run_and_duplicates_are_refused(make_run, tmp_path):
   with pytest.raises(UserError, match='is the same run folder as'):
     comparison([run, tmp_path / 'a' / '..' / 'a'])
   assert main(['runs', 'compare', str(run), '--out', str(tmp_path / 'missing' / 'x.html')]) == 2
+
+
+def test_a_figure_has_the_curves_of_the_runs(make_run, tmp_path, capsys, monkeypatch):
+  pytest.importorskip('matplotlib', reason="pip install 't2x[report]'")
+  from matplotlib.figure import Figure
+
+  saved = []
+  monkeypatch.setattr(Figure, 'savefig', lambda self, path, **_: saved.append((path.name, self)))
+  runs = [str(make_run('runs/a')), str(make_run('runs/b', losses=(2.5, 2.0)))]
+  out = str(tmp_path / 'curves.pdf')
+  assert main(['runs', 'compare', *runs, '--out', out, '--metric', 'eval/loss']) == 0
+  ((name, figure),) = saved
+  (axes,) = figure.axes
+  first, second = axes.get_lines()
+  assert (name, axes.get_ylabel()) == ('curves.pdf', 'loss (eval)')
+  assert (first.get_label(), [*first.get_xdata()]) == ('a', [33, 66, 100])
+  assert [*first.get_ydata()] == [3.0, 1.0, 2.0] and second.get_ydata()[-1] == 2.0
+  assert main(['runs', 'compare', *runs, '--out', out, '--metric', 'eval/los']) == 2
+  assert "no run has 'eval/los'; did you mean 'eval/loss'?" in capsys.readouterr().err
+  page_file = str(tmp_path / 'page.html')
+  assert main(['runs', 'compare', *runs, '--out', page_file, '--metric', 'eval/loss']) == 2
+  assert '--metric has no effect' in capsys.readouterr().err
+
+
+def test_different_tokenizers_are_reported(make_run):
+  folders = [make_run(name) for name in 'abc']
+  for folder, tokenizer in zip(folders, (Bytes(), Bytes(), Characters()), strict=True):
+    tokenizer.train(['a text']).save(folder / 'tokenizer')
+  (problem,) = comparison(folders)['problems']
+  assert problem.startswith('c: its tokenizer differs from that of a, so losses')

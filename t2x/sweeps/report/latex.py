@@ -33,6 +33,7 @@ def latex(results: Results) -> str:
     r'  \centering',
     f'  \\caption{{{_escaped(caption)}}}',
     f'  \\label{{tab:{name}}}',
+    r'  \smallskip',
     r'  \begin{tabular}{llrrrr}',
     r'    \toprule',
     f'    {" & ".join(map(_escaped, header))} \\\\',
