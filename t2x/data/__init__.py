@@ -38,6 +38,7 @@ from t2x.data.samples.fashion_mnist import *
 from t2x.data.samples.libreoffice import *
 from t2x.data.samples.scene_questions import *
 from t2x.data.samples.sentiment import *
+from t2x.data.samples.series import *
 from t2x.data.samples.spoken_sentences import *
 from t2x.data.samples.spoken_strings import *
 from t2x.data.samples.standard_library import *
@@ -57,6 +58,7 @@ from t2x.data.sources.lists import *
 from t2x.data.sources.mask_folder import *
 from t2x.data.sources.parquet import *
 from t2x.data.sources.rewriting import *
+from t2x.data.sources.series import *
 from t2x.data.sources.subset import *
 from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
@@ -71,3 +73,4 @@ from t2x.data.tokenizers.hub import *
 from t2x.data.tokenizers.palette import *
 from t2x.data.tokenizers.sentencepiece import *
 from t2x.data.tokenizers.trained import *
+from t2x.data.windows import *

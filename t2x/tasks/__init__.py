@@ -17,6 +17,8 @@ from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *
+from t2x.tasks.forecast import *
+from t2x.tasks.forecast_scores import *
 from t2x.tasks.hidden_pixels import *
 from t2x.tasks.image_classification import *
 from t2x.tasks.image_mixing import *

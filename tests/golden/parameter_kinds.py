@@ -143,6 +143,13 @@ PARTS = [
   *_width(layers.PatchEmbedding, patch_size=2, num_registers=2),
   *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
   *_width(layers.AudioStem, num_features=3),
+  *_width(layers.SeriesPatches, patch_length=3, stride=2),
+  partial(
+    models.Forecaster,
+    context=N,
+    horizon=2,
+    network=partial(models.Decomposition, window=3),
+  ),
   *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
   *_width(layers.GridConvolution, norm=partial(layers.GroupNorm, num_groups=4)),
   *_width(layers.GridMLP, hidden_dim=32),

@@ -57,9 +57,11 @@ def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
   if 'target' in task.inputs:
     encoder = _num_embedded(model, 'source_embedder', spec['source'])
     return {'encoder': encoder, 'decoder': spec['target'].shape[1]}
+  (name, kind), *_ = task.inputs.items()
+  if kind == 'series':  # Values of the context; a model may embed several as one token.
+    return {'': spec[name].shape[1]}
   if len(task.inputs) > 1:  # Towers by the names of their inputs.
     return {n: _num_embedded(getattr(model, n), 'embedding', spec[n]) for n in task.inputs}
-  (name, kind), *_ = task.inputs.items()
   if kind != 'ids':
     return {'': _num_embedded(model, 'embedding', spec[name])}
   rows = [field.shape[1] for field in spec.values() if len(field.shape) == 2]

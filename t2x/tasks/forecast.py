@@ -1,0 +1,159 @@
+"""Forecasts of time series from a context of the last values."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size
+from t2x.data import SeriesSource, Windows
+from t2x.models import Inputs, Output
+from t2x.tasks.base import Task, TaskOutput
+
+__all__ = ['Forecast']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast(Task):
+  """Predicts the `horizon` values of each channel after a context, by the loss of the model's distribution.
+
+  Training reads every window of the split in random order, evaluation those that begin at multiples of `stride`. Missing
+  values are NaN in the context, and have no weight in the loss. Metrics: loss; mae, the mean absolute error of the forecast's
+  mean, median or location in units of the scale of the context.
+
+  Attributes:
+    context: number of values of the context.
+    horizon: number of values that are predicted.
+    stride: number of values from one window to the next in evaluation.
+  """
+
+  context: Size
+  horizon: Size
+  stride: Size = 1
+
+  inputs: ClassVar[Inputs] = {'series': 'series'}
+  outputs: ClassVar[str] = 'forecast'
+  head: ClassVar[str] = 'Forecaster'
+  unit: ClassVar[str] = 'examples'
+
+  @property
+  def one_segment(self):
+    """True: an example is one row."""
+    return True
+
+  @property
+  def series_source(self) -> SeriesSource:
+    """The source.
+
+    Raises:
+      UserError: it has no time series.
+    """
+    if not isinstance(self.source, SeriesSource):
+      raise UserError(
+        f'{type(self).__name__}.source = {self.source}: must be a source of time series, such as @SeriesFile()'
+      )
+    return self.source
+
+  @property
+  def fields(self) -> Sequence[str]:
+    """Fields of the calendar of a row."""
+    return ()
+
+  def rows(self, split):
+    """Returns the windows of a split.
+
+    Raises:
+      UserError: every series is shorter than a window.
+    """
+    self.check_split(split)
+    windows = Windows(
+      self.series_source.load(split),
+      context=self.context,
+      horizon=self.horizon,
+      stride=1 if split == self.train_split else self.stride,
+      fields=self.fields,
+    )
+    if not len(windows):
+      raise UserError(
+        f"no series of the split '{split}' of {self.source} has {self.context} + {self.horizon} values: decrease "
+        f'{type(self).__name__}.context or horizon'
+      )
+    return windows
+
+  def transform(self, *, train):
+    """Returns None, or what selects the arrays of `spec`."""
+    return SelectArrays(tuple(self.spec(1)))
+
+  def spec(self, batch_size):
+    """Returns series: float32 [batch, context, channels], future: float32 [batch, horizon, channels], weight: float32
+    [batch]."""
+    channels = len(self.series_source.channels)
+
+    def array(*shape: int) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct((batch_size, *shape), jnp.float32)
+
+    return {
+      'series': array(self.context, channels),
+      'future': array(self.horizon, channels),
+      'weight': array(),
+    }
+
+  def check_model(self, model: Any) -> None:
+    """Also raises UserError if the model has another horizon."""
+    super().check_model(model)
+    if model.horizon != self.horizon:
+      raise UserError(
+        f'{type(self).__name__}.horizon = {self.horizon}, but {type(model).__name__}.horizon = {model.horizon}: make '
+        'them equal'
+      )
+
+  def target_weights(self, batch):
+    """Returns 1 for each value of the future that is not missing, 0 for the others, [batch, horizon, channels]."""
+    return ~jnp.isnan(batch['future']) * batch['weight'][:, None, None]
+
+  def predictions(self, model: Any, batch: Any, key: jax.Array | None) -> Output:
+    """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""
+    return model(batch['series'], key=key)
+
+  def forecasts(self, model: Any, batch: Any) -> jax.Array:
+    """Returns what `quantiles` reads of a batch; a traced function."""
+    return self.predictions(model, batch, None).x
+
+  def quantiles(
+    self, distribution: Any, forecasts: np.ndarray, levels: Sequence[float]
+  ) -> np.ndarray:
+    """Returns quantiles of the forecasts of one row, [horizon, channels, levels]."""
+    return distribution.quantiles(forecasts, levels)
+
+  def sums(self, model: Any, batch, key):
+    """Returns the loss and the absolute errors."""
+    weights = self.weighted_targets(batch)
+    out = self.predictions(model, batch, key)
+    scale = out.heads['scale']
+    values = jnp.where(weights > 0, batch['future'], out.heads['loc'])
+    losses = model.distribution.loss(out.x, values, scale)
+    errors = jnp.abs(model.distribution.centre(out.x) - values) / scale
+    sums = {
+      name: ((value * weights).sum(), weights.sum())
+      for name, value in (('loss', losses), ('mae', errors))
+    }
+    return TaskOutput(sums, out.aux)
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectArrays:
+  """Selects arrays of a row.
+
+  Attributes:
+    names: names of the arrays.
+  """
+
+  names: tuple[str, ...]
+
+  def __call__(self, row: Any, rng: np.random.Generator | None) -> dict[str, Any]:
+    """Returns the arrays by name."""
+    return {name: row[name] for name in self.names}
