@@ -296,8 +296,10 @@ class _Planner:
     name, better = {'min': ('failed_below', 'lower'), 'max': ('failed_above', 'higher')}[self.goal]
     if getattr(self.sweep, name) is not None:
       raise UserError(f"Sweep.{name} has no effect: a {better} '{self.sweep.metric}' is better")
+    first, self._point, self._baseline = self._point is None, arm.point, resolved.cost
+    if self.sweep.one_budget and not first:
+      return resolved if self._target is None else self._match(arm, resolved, self._target)
     self._target = None if self.sweep.match is None else self._quantity(resolved)
-    self._point, self._baseline = arm.point, resolved.cost
     return resolved
 
   def _check_metric(self, cost: Cost) -> None:

@@ -44,6 +44,9 @@ class Sweep:
       quantity matches ('MLP.hidden_dim', 'decoder/MLP.hidden_dim', 'Trainer.num_steps', 'd_ff'). If there
       are several names, the first that a variant has. A name with different values in several scopes is an error.
     tolerance: largest deviation of a match, relative to the baseline.
+    one_budget: whether all points of the grid have the budget of the baseline at the first point, instead of that of
+      the baseline at each point. A grid over `Trainer.batch_size` with `match = 'tokens'` and the knob
+      `Trainer.num_steps` then has equal tokens.
     margin: largest difference of the metric that counts as none, for the verdict 'same'. None: 'same' is
       not tested.
     failed_above: a trial whose final metric is above this value did not learn, such as one at the loss of
@@ -75,6 +78,7 @@ class Sweep:
   )
   knob: str | Sequence[Text] = ()
   tolerance: Rate = 0.01
+  one_budget: bool = False
   margin: Positive | None = None
   failed_above: Finite | None = None
   failed_below: Finite | None = None
@@ -106,6 +110,9 @@ class Sweep:
     if self.knobs and not adjusts:
       raise UserError(f'Sweep.knob = {self.knob!r} has no effect: Sweep.match = {self.match!r}')
     self._check_grid()
+    if self.one_budget and (self.match is None or not self.grid):
+      missing = 'Sweep.match is None' if self.grid else 'there is no Sweep.grid'
+      raise UserError(f'Sweep.one_budget has no effect: {missing}')
     self._check_tune()
     for name, changes in self.variants.items():
       if not isinstance(changes, (dict, str)):

@@ -9,6 +9,7 @@ from t2x.experiments import read_config
 from t2x.sweeps.budgets import solve
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep
+from t2x.sweeps.tuning import plan_tuning
 
 
 @pytest.fixture
@@ -85,6 +86,55 @@ def test_tokens_are_matched_by_steps(plan):
     'odd': 16,
   }
   assert all(trial.gap == 0 and not trial.problem for trial in found.values())
+
+
+TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+GRID = """  match = 'tokens'
+  knob = 'Trainer.num_steps'
+  grid = {'Trainer.batch_size': [32, 64, 24]}
+"""
+
+
+def test_a_grid_of_batch_sizes_has_equal_tokens_with_one_budget(sweep_file):
+  def steps(extra):
+    made, configs = make_plan(read_sweep(sweep_file(TWO, GRID + extra)))
+    assert not any(trial.problem for trial in made.trials)
+    for trial in made.trials:
+      assert f'num_steps = {trial.num_steps}' in configs[trial.folder]
+    return {(t.variant, t.point['Trainer.batch_size']): t.num_steps for t in made.trials}
+
+  equal = {32: 12, 64: 6, 24: 16}
+  assert steps('  one_budget = True\n') == {
+    (variant, batch): n for variant in ('gelu', 'relu') for batch, n in equal.items()
+  }
+  assert set(steps('').values()) == {12}
+
+
+def test_learning_rates_are_tuned_at_each_batch_size_with_equal_tokens(sweep_file):
+  tune = """  one_budget = True
+  tune = @Tune()
+Tune.parameter = 'Cosine.peak'
+Tune.values = [0.003, 0.01, 0.03]
+"""
+  planned = plan_tuning(read_sweep(sweep_file(TWO, GRID + tune)))
+  points = {
+    (t.variant, t.point['Trainer.batch_size'], t.tuned['Cosine.peak']): t.num_steps
+    for t in planned.plan.trials
+  }
+  assert len(points) == 2 * 3 * 3
+  assert all(n * batch == 12 * 32 for (_, batch, _), n in points.items())
+
+
+@pytest.mark.parametrize(
+  ('extra', 'reason'),
+  [
+    ('  one_budget = True\n', 'there is no Sweep.grid'),
+    ("  one_budget = True\n  match = None\n  grid = {'d_model': [16, 32]}\n", 'match is None'),
+  ],
+)
+def test_one_budget_without_effect_is_refused(sweep_file, extra, reason):
+  with pytest.raises(UserError, match=f'Sweep.one_budget has no effect: .*{reason}'):
+    read_sweep(sweep_file(TWO, extra))
 
 
 def test_equal_steps_of_other_batches_are_refused_with_their_deviation(plan):
