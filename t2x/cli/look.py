@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from t2x.base.errors import UserError
 from t2x.cli.options import add_checkpoint, count
@@ -45,6 +45,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='FOLDER',
     help="also write the pictures as PNG files (needs matplotlib: pip install 't2x[report]')",
   )
+  parser.add_argument(
+    '--svg', metavar='FOLDER', help='also write the pictures as SVG files (needs matplotlib)'
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
   read = [Path(args.input)] if args.input else []
   if args.out or run_folder.is_dir():
     check_output_file('--out', out, [*read, *files_of_run(run_folder)])
-  if args.png is not None and any(
-    Path(args.png).resolve() == path.resolve().parent for path in read
-  ):
-    raise UserError(f'--png {args.png} is the folder of --input: pictures may replace it')
+  folders: dict[Literal['png', 'svg'], str | None] = {'png': args.png, 'svg': args.svg}
+  for suffix, folder in folders.items():
+    if folder is not None and any(Path(folder).resolve() == p.resolve().parent for p in read):
+      raise UserError(f'--{suffix} {folder} is the folder of --input: pictures may replace it')
   loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)
   spec = loaded.model.spec
   is_pair = spec.is_encoder_decoder
@@ -79,14 +82,30 @@ def run(args: argparse.Namespace) -> int:
   if args.rows is not None:
     look = _with_rows(look, loaded, args.rows)
   with output_file('--out', out) as file:
-    file.write(page(look, f'Inside {Path(args.run).name}', facts))
+    file.write(page(look, f'Inside {Path(args.run).name}, {_kind(loaded)}', facts))
   print(out)
-  if args.png is not None:
-    from t2x.look.pictures import write_pictures
+  for suffix, folder in folders.items():
+    if folder is not None:
+      from t2x.look.pictures import write_pictures
 
-    for path in write_pictures(look, args.png):
-      print(path)
+      for path in write_pictures(look, folder, suffix):
+        print(path)
   return 0
+
+
+def _kind(loaded: 'Loaded') -> str:
+  """Returns the kind of a model in words: 'a causal language model'."""
+  spec = loaded.model.spec
+  kinds = {'ids': 'text', 'image': 'images'}
+  source = kinds.get(spec.first.kind, spec.first.kind)
+  if spec.is_encoder_decoder:
+    return f'an encoder-decoder from {source} to text'
+  if spec.first.kind == 'ids' and 'token logits' in spec.outputs:
+    causal = spec.is_causal(min(spec.max_length or 16, 16))
+    return 'a causal language model' if causal else 'an encoder of text that predicts tokens'
+  heads = {'boxes': 'detector', 'class logits': 'classifier', 'classes per token': 'tagger'}
+  names = [name for output, name in heads.items() if output in spec.outputs]
+  return f'a {names[0]} of {source}' if names else f'an encoder of {source}'
 
 
 def _text(

@@ -57,7 +57,7 @@ function pointed(figure, canvas, text, lines) {
 }
 
 /** Draws a map and a tooltip for each cell; a map with names on both axes, unless `labelled` is false. */
-function heatMap(figure, { rows, columns, value, low, high, queries, keys, text, labelled = Boolean(queries) }) {
+function heatMap(figure, { rows, columns, value, low, high, queries, keys, text, labelled = Boolean(queries), scaled = true }) {
   const width = figure.clientWidth || 300;
   const left = labelled ? Math.min(120, 10 + 7 * Math.max(...queries.map((label) => label.length))) : 0;
   const top = labelled ? Math.min(110, 10 + 7 * Math.max(...keys.map((label) => label.length))) : 0;
@@ -89,6 +89,14 @@ function heatMap(figure, { rows, columns, value, low, high, queries, keys, text,
     const names = queries ? `${queries[row]} \u2192 ${keys[column]}` : `row ${row}, column ${column}`;
     return [names, short(value(row, column), 3)];
   });
+  if (scaled) figure.append(colourScale(Math.min(0, low), high));
+}
+
+/** The colours of the values from `low` to `high`, with both numbers. */
+function colourScale(low, high) {
+  const bar = html('canvas', { class: 'ramp', role: 'img', 'aria-label': `colours from ${short(low, 3)} to ${short(high, 3)}` });
+  paint(bar, 1, 100, (_, i) => low + (i + 0.5) / 100 * (high - low), low, high);
+  return html('p', { class: 'caption scale' }, short(low, 3), bar, short(high, 3));
 }
 
 /** Draws what a query sees over the picture; a click chooses the patch under the pointer as the query.
@@ -265,7 +273,7 @@ function loadsSection() {
     const [, rows, columns] = load.shape;
     const figure = html('div', { class: 'figure' });
     box.append(html('div', { class: 'map wide' }, html('h3', {}, capital(load.name)), figure, html('p', { class: 'caption' }, `Equal load: ${short(1 / columns, 3)}`)));
-    return () => heatMap(figure, { rows, columns, value: (group, expert) => load.value(0, group, expert), low: 0, high: most, queries: load.groups, keys: Array.from({ length: columns }, (_, i) => `expert ${i}`), text: `load of the experts of ${load.name}` });
+    return () => heatMap(figure, { rows, columns, value: (group, expert) => load.value(0, group, expert), low: 0, high: most, queries: load.groups, keys: Array.from({ length: columns }, (_, i) => `expert ${i}`), text: `load of the experts of ${load.name}`, scaled: false });
   });
   return () => { paint(bar, 1, 100, (_, i) => i, 0, 99); draws.forEach((draw) => draw()); };
 }

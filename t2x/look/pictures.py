@@ -1,11 +1,11 @@
-"""PNG files of a `Look`; requires the extra `report`."""
+"""PNG or SVG files of a `Look`; requires the extra `report`."""
 
 import contextlib
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -21,16 +21,20 @@ _MAX_LABELS = 64
 _MAX_COLUMNS = 4
 
 
-def write_pictures(look: Look, folder: str | Path) -> list[Path]:
-  """Writes the pictures of a page as PNG files and returns their paths.
+def write_pictures(
+  look: Look, folder: str | Path, kind: Literal['png', 'svg'] = 'png'
+) -> list[Path]:
+  """Writes the pictures of a page as PNG or SVG files and returns their paths.
 
-  The files are `alignment.png` (cross-attention, mean over heads of each layer) or, over a picture, `words_layer_N.png`
-  (where each word looks), `NAME_layer_N.png` (all heads of a layer), `experts.png` (load of the experts of each layer),
-  `maps.png` (positions and patterns), and one for each drawing.
+  The files are `alignment` (cross-attention, mean over heads of each layer) or, over a picture, `words_layer_N` (where
+  each word looks), `NAME_layer_N` (all heads of a layer), `experts` (load of the experts of each layer), `maps`
+  (positions and patterns), and one for each drawing.
 
   Args:
     look: what to draw.
     folder: folder of the files.
+    kind: format of the files, which is also their suffix. In SVG files axes and texts are vectors, and pictures and the
+      cells of maps are embedded pixels.
 
   Raises:
     UserError: matplotlib is not installed, or a file cannot be written.
@@ -38,23 +42,26 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   folder = Path(folder)
   paths = []
   for title, picture in look.drawings.items():
-    path = folder / f'{_file_name(title)}.png'
-    with _writing(path):
-      Image.fromarray(picture).save(path)
+    path = folder / f'{_file_name(title)}.{kind}'
+    if kind == 'svg':
+      _write(path, [('', picture)], _picture)
+    else:
+      with _writing(path):
+        Image.fromarray(picture).save(path)
     paths.append(path)
   for attention in look.attention:
     grid, pixels = attention.grid, look.pixels
     if attention.is_cross and grid is not None and pixels is not None:
-      paths += _words(attention, _overlay(pixels, grid), folder)
+      paths += _words(attention, _overlay(pixels, grid), folder, kind)
     elif attention.is_cross:
       means = [
         (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
       ]
-      path = folder / f'{_file_name(attention.name).replace("cross_attention", "alignment")}.png'
+      path = folder / f'{_file_name(attention.name).replace("cross_attention", "alignment")}.{kind}'
       paths.append(_write(path, means, _labels(attention)))
     name = _file_name(attention.name)
     for i, layer in enumerate(attention.layers):
-      path = folder / f'{name}_layer_{i + 1}.png'
+      path = folder / f'{name}_layer_{i + 1}.{kind}'
       heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
       if not attention.is_cross and grid is not None and pixels is not None:
         query = attention.queries[0] if grid.num_extra else 'mean over queries'
@@ -65,9 +72,9 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   if look.loads:
     most = max(float(load.shares.max()) for load in look.loads)
     panels = [(f'experts, {load.name}', load.shares) for load in look.loads]
-    paths.append(_write(folder / 'experts.png', panels, _loads(look.loads[0].groups, most)))
+    paths.append(_write(folder / f'experts.{kind}', panels, _loads(look.loads[0].groups, most)))
   if panels := maps(look):
-    paths.append(_write(folder / 'maps.png', panels))
+    paths.append(_write(folder / f'maps.{kind}', panels))
   return paths
 
 
@@ -86,7 +93,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _words(
-  attention: Attention, draw: Callable[[Any, np.ndarray], None], folder: Path
+  attention: Attention, draw: Callable[[Any, np.ndarray], None], folder: Path, kind: str
 ) -> list[Path]:
   """Draws where the mean over heads of each layer looks for each word of a text about a picture."""
   paths = []
@@ -94,7 +101,8 @@ def _words(
     means = layer.mean(0)[:, None]
     panels = list(zip(map(_text, attention.queries), means, strict=True))
     path = (
-      folder / f'{_file_name(attention.name).replace("cross_attention", "words")}_layer_{i + 1}.png'
+      folder
+      / f'{_file_name(attention.name).replace("cross_attention", "words")}_layer_{i + 1}.{kind}'
     )
     paths.append(_write(path, panels, draw))
   return paths
@@ -109,7 +117,7 @@ def draw_panels(
   panels: Sequence[tuple[str, Float[np.ndarray, 'rows columns']]],
   path: str | Path,
 ) -> None:
-  """Draws maps with titles, four in a row, and writes them to a PNG file; negative values are orange.
+  """Draws maps with titles, four in a row, and writes them to a PNG or SVG file; negative values are orange.
 
   Raises:
     UserError: matplotlib is not installed, or the file cannot be written.
@@ -134,20 +142,37 @@ def _write(
     axes.set_title(textwrap.fill(title, 36), fontsize='small')
     (draw or _map)(axes, values)
   with _writing(path):
-    figure.savefig(path, format='png')
+    figure.savefig(path, format=path.suffix[1:])
   return path
 
 
 def _map(axes: Any, values: np.ndarray) -> None:
   from matplotlib.colors import LinearSegmentedColormap
 
-  colours = LinearSegmentedColormap.from_list('t2x', ['#b84a00', '#f6f7f8', '#0072b2'])
+  signed = float(values.min()) < 0
+  colours = LinearSegmentedColormap.from_list(
+    't2x', [*(['#b84a00'] if signed else []), '#f6f7f8', '#0072b2']
+  )
   most = float(np.abs(values).max()) or 1.0
-  axes.imshow(values, cmap=colours, vmin=-most, vmax=most, interpolation='nearest', aspect='auto')
+  image = axes.imshow(
+    values,
+    cmap=colours,
+    vmin=-most if signed else 0,
+    vmax=most,
+    interpolation='nearest',
+    aspect='auto',
+  )
+  scale = axes.figure.colorbar(image, ax=axes, location='bottom', shrink=0.6, aspect=30)
+  scale.ax.tick_params(labelsize='x-small')
   axes.set_box_aspect(
     values.shape[0] / values.shape[1] if max(values.shape) < 2 * min(values.shape) else 1
   )
   axes.tick_params(labelsize='x-small')
+
+
+def _picture(axes: Any, values: np.ndarray) -> None:
+  axes.imshow(values, interpolation='nearest')
+  axes.set_axis_off()
 
 
 def _labels(attention: Attention) -> Callable[[Any, np.ndarray], None]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image
@@ -16,11 +17,15 @@ def data_of(page):
 
 def test_a_text_gives_a_page_and_pictures(run, t2x, tmp_path):
   out = tmp_path / 'page.html'
-  code, stdout, err = t2x('look', run, '--prompt', 'a <b>', '--out', out, '--png', tmp_path / 'png')
+  folders = '--png', tmp_path / 'png', '--svg', tmp_path / 'svg'
+  code, stdout, err = t2x('look', run, '--prompt', 'a <b>', '--out', out, *folders)
   assert code == 0, err
-  pictures = [tmp_path / 'png' / f'self_attention_layer_{n}.png' for n in (1, 2)]
-  pictures.append(tmp_path / 'png' / 'maps.png')
-  assert stdout.split() == [str(path) for path in (out, *pictures)]
+  names = ('self_attention_layer_1', 'self_attention_layer_2', 'maps')
+  pictures, drawings = ([tmp_path / k / f'{name}.{k}' for name in names] for k in ('png', 'svg'))
+  assert stdout.split() == [str(path) for path in (out, *pictures, *drawings)]
+  for path in drawings:
+    assert ElementTree.parse(path).getroot().tag.endswith('svg')
+  assert '<h1>Inside run, a causal language model</h1>' in out.read_text()
   assert all(Image.open(path).size[0] > 400 for path in pictures)
   data = data_of(out)
   (attention,) = data['attention']
@@ -35,6 +40,7 @@ def test_an_image_gives_a_page_with_the_picture(short_runs, t2x, tmp_path):
   out = tmp_path / 'page.html'
   code, _, err = t2x('look', short_runs('image_classification'), '--input', '0', '--out', out)
   assert code == 0, err
+  assert ', a classifier of images</h1>' in out.read_text()
   data = data_of(out)
   assert data['pixels']['shape'] == [1, 8, 8]
   (attention,) = data['attention']

@@ -31,7 +31,7 @@ def test_hovering_shows_the_share_of_an_expert(open_page, loads, tmp_path):  # n
 
 def tooltip(page, figure, x, y):
   """Text of the tooltip at a share of the canvas."""
-  canvas = figure.locator('canvas')
+  canvas = figure.locator('canvas').first
   canvas.scroll_into_view_if_needed()
   box = canvas.bounding_box()
   page.mouse.move(box['x'] + x * box['width'], box['y'] + y * box['height'])
@@ -48,6 +48,17 @@ def test_hovering_shows_the_weight_of_a_head_and_of_the_mean(visit):
   cross.get_by_role('button', name='layer 1, head 2').click()
   assert tooltip(page, figure, 0.98, 0.97)[1] == '0.75'
   assert page.evaluate('document.documentElement.scrollWidth') == 390
+
+
+def test_a_heat_map_has_a_colour_scale(visit):
+  cross = visit(390, 'dark').locator('section').nth(0)
+  cross.get_by_role('button', name='layer 1, head 2').click()
+  scale = cross.locator('.figure .scale')
+  low, high = scale.inner_text().split()
+  assert (low, high) == ('0', '0.75')
+  row = 'one => [...one.getContext("2d").getImageData(0, 0, 100, 1).data]'
+  colours = scale.locator('canvas').evaluate(row)
+  assert len(colours) == 400 and colours[:4] != colours[-4:]
 
 
 def test_a_click_on_a_patch_chooses_the_query_of_the_picture(visit):

@@ -1,6 +1,8 @@
-"""PNG files of a look."""
+"""PNG and SVG files of a look."""
 
+import dataclasses
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from PIL import Image
 
 from t2x.base.errors import UserError
 from t2x.look import Look
-from t2x.look.pictures import write_pictures
+from t2x.look.pictures import draw_panels, write_pictures
 
 
 def test_one_file_per_layer_and_one_for_the_alignment(look, tmp_path):
@@ -17,6 +19,30 @@ def test_one_file_per_layer_and_one_for_the_alignment(look, tmp_path):
   assert [path.name for path in paths] == names
   for path in paths:
     assert len(Image.open(path).convert('RGB').getcolors(1 << 20)) > 2, path
+
+
+def test_svg_files_have_the_names_and_labels_as_vectors(look, tmp_path):
+  drawn = dataclasses.replace(look, drawings={'Boxes': np.zeros((4, 4, 3), np.uint8)})
+  paths = write_pictures(drawn, tmp_path, 'svg')
+  assert [path.name for path in paths] == [
+    'boxes.svg', 'alignment.svg', 'cross_attention_layer_1.svg', 'self_attention_layer_1.svg',
+  ]  # fmt: skip
+  for path in paths:
+    root = ElementTree.parse(path).getroot()
+    kinds = {element.tag.rpartition('}')[2] for element in root.iter()}
+    assert {'image', 'path'} <= kinds, path
+
+
+def test_a_map_has_a_scale_from_zero_or_of_both_signs(tmp_path, monkeypatch):
+  from matplotlib.figure import Figure
+
+  saved = []
+  monkeypatch.setattr(Figure, 'savefig', lambda self, path, **_: saved.append(self))
+  for values, limits in (([[0.0, 0.5]], (0.0, 0.5)), ([[-2.0, 1.0]], (-2.0, 2.0))):
+    draw_panels([('map', np.asarray(values))], tmp_path / 'map.png')
+    panel, scale = saved.pop().axes
+    assert panel.images[0].get_clim() == limits
+    assert scale.get_xlim() == limits
 
 
 def test_the_weights_of_the_class_token_are_drawn_over_the_picture(look, tmp_path):
