@@ -129,13 +129,37 @@ def test_parameter_count(recorded, name, expected):
 def test_multiply_adds_per_image_are_those_that_torchvision_lists(name, weights):
   reason = "the extra 'references' is not installed"
   listed = getattr(pytest.importorskip('torchvision', reason=reason).models, weights)
+  counted = multiply_adds_of_an_image(name)
+  assert round(counted / 1e9, 3) == listed.IMAGENET1K_V1.meta['_ops']
+
+
+@pytest.mark.parametrize(
+  ('name', 'theirs'),
+  [('dinov3_s16', 'vit_small_patch16_dinov3'), ('dinov3_7b16', 'vit_7b_patch16_dinov3')],
+)
+def test_multiply_adds_of_dinov3_are_those_that_torch_counts_in_timm(name, theirs):
+  timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
+  torch = pytest.importorskip('torch')
+  from torch.utils.flop_counter import FlopCounterMode
+
+  with torch.device('meta'):
+    model, image = timm.create_model(theirs), torch.empty(1, 3, 224, 224)
+  with (
+    torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    FlopCounterMode(display=False) as counter,
+  ):
+    model(image)
+  assert multiply_adds_of_an_image(name) == counter.get_total_flops() // 2
+
+
+def multiply_adds_of_an_image(name):
+  """Those of one image of 224 x 224 pixels."""
   model = read_config([MODELS / f'{name}.gin']).build().shapes()
   model = with_kernels(model, lambda kernel: Dense())
   image = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
   with in_step(for_accelerators=True):
     traced = jax.make_jaxpr(lambda model, x: model(x).x)(model, image)
-  counted = _multiply_adds(traced.jaxpr).full
-  assert round(counted / 1e9, 3) == listed.IMAGENET1K_V1.meta['_ops']
+  return _multiply_adds(traced.jaxpr).full
 
 
 def test_active_parameters_are_those_of_the_chosen_experts():
