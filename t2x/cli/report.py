@@ -131,12 +131,14 @@ def _fit(args: argparse.Namespace) -> int:
 
 def _print(args: argparse.Namespace, results: 'Results', fits: 'list[Fit]') -> None:
   from t2x.sweeps.report import report_data
+  from t2x.sweeps.report.summary import sentence
 
   if args.json:
     print(json.dumps(report_data(results, fits), ensure_ascii=False), flush=True)
   else:
     for fit in fits:
       print(fit.text(results.plan.metric))
+    print(sentence(results))
     print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
   for line in results.damaged:
     print(f't2x: {line}', file=sys.stderr)

@@ -97,7 +97,9 @@ def test_a_line_that_is_being_written_is_left_out(sweep):
 def test_the_command(sweep, capsys):
   folder = sweep()
   assert main(['report', str(folder)]) == 0
-  assert '25 of 25 trials ended' in capsys.readouterr().out
+  result, progress = capsys.readouterr().out.splitlines()
+  assert result.startswith('Of 4 variants, geglu helps against the baseline vanilla by loss')
+  assert progress.startswith('25 of 25 trials ended')
   names = {'looks.json', 'results.csv', 'costs.csv', 'report.md', 'report.html', 'sweep.json'}
   assert {path.name for path in folder.iterdir()} == names
   assert main(['report', str(folder), '--json']) == 0
