@@ -94,6 +94,8 @@ def _magnitude(row: Row) -> float:
 
 def _names(results: Results, rows: Sequence[Row]) -> str:
   """Lists the variants in the order of the report, or counts them if they are many."""
+  if len(rows) == sum(row.comparison is not None for row in results.rows):
+    return 'all of them'
   if len(rows) > _MOST_NAMES:
     return f'{len(rows)} others' if len(results.points) == 1 else f'{len(rows)} comparisons'
   *others, last = [label(results, row) for row in results.rows if row in rows]

@@ -65,6 +65,13 @@ def test_many_variants_are_counted(sweep):
   assert 'v6 hurts most: ' in text and ', then 6 others; ' in text
 
 
+def test_a_sweep_in_which_nothing_is_certain_says_so_once(sweep):
+  effects = {'vanilla': 0.0, 'a': 0.0, 'b': 0.001}
+  text = sentence(read_results(sweep(effects=effects, diverged=('', 0))))
+  assert text.startswith('Of 2 variants, none helps or hurts verifiably against ')
+  assert '; for all of them the data cannot tell (inconclusive); 5 seeds each; ' in text
+
+
 def test_the_sentence_of_a_partial_grid(sweep):
   points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
   folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, ended=8)
