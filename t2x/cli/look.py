@@ -152,31 +152,38 @@ def _caption(
   args: argparse.Namespace, loaded: 'Loaded', settings: dict[str, Any], facts: dict[str, str]
 ) -> 'Look':
   from t2x.look import look_at_pair
-  from t2x.tasks import Captions, ImageModality
+  from t2x.tasks import Captions, ImageModality, SpeechModality
 
   task = loaded.task
-  if not isinstance(task, Captions) or not isinstance(task.modality, ImageModality):
+  if not isinstance(task, Captions) or not isinstance(
+    task.modality, ImageModality | SpeechModality
+  ):
     raise UserError(
       f'look does not draw encoder-decoders whose source is {loaded.model.spec.first.kind}, except captions of '
-      'images: use t2x.load(RUN).attention'
+      'images and transcriptions: use t2x.load(RUN).attention'
     )
   if args.input is None:
-    raise UserError('a model of images needs --input FILE_OR_INDEX')
+    raise UserError('a model of images or of sound needs --input FILE_OR_INDEX')
   if args.input.isdigit():
     examples = task.source.load(task.eval_split)
     _check_index(args.input, task.eval_split, examples)
-    pixels = examples[int(args.input)]['source']
+    example = examples[int(args.input)]
   else:
     task.check_prompt(args.input)
-    pixels = task.modality.read(Path(args.input))
-  image = task.modality.prepare(pixels, None)['source']
+    example = {'source': task.modality.read(Path(args.input))}
+  prepared = task.modality.prepare(example['source'], None)['source']
 
   def generate():
     settings = {'strategy': task.default_strategy, 'max_new_tokens': task.answer_length}
-    return task.generate(loaded.model, [pixels], **settings)[0][0]
+    return task.generate(loaded.model, [example], **settings)[0][0]
 
   target = _target(args, generate, facts)
-  return look_at_pair(loaded.model, loaded.tokenizer, image, target, pixels=pixels, **settings)
+  if isinstance(task.modality, ImageModality):
+    settings |= {'pixels': example['source']}
+  else:
+    settings |= {'seconds': task.modality.seconds}
+  settings |= {'start': [task.fitted.start_id, *task.first_ids(example)]}
+  return look_at_pair(loaded.model, loaded.tokenizer, prepared, target, **settings)
 
 
 def _check_index(index: str, split: str, examples: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
@@ -47,20 +48,30 @@ def encoded(inspection: Inspection, text: str | np.ndarray) -> np.ndarray:
 
 
 def source_of_pair(
-  inspection: Inspection, side: Side | None, source: str | np.ndarray, is_text: bool
+  inspection: Inspection,
+  side: Side | None,
+  source: str | np.ndarray,
+  is_text: bool,
+  seconds: float | None = None,
 ) -> tuple[np.ndarray, tuple[Sequence[str], np.ndarray, Sequence[Grid]]]:
   """Returns the input of an encoder; and the names of its tokens, which of them are separators, and the grids of the stages.
 
   Args:
     inspection: the model and its tokenizer.
     side: the encoder; None for a model class that is not part of t2x.
-    source: a text, token ids int32 [length] or an image float32 [height, width, channels].
+    source: a text, token ids int32 [length], an image float32 [height, width, channels] or frames of sound float32
+      [frames, features].
     is_text: whether it is a text.
+    seconds: the length of sound, whose tokens are named by their time; None: no sound.
   """
   if is_text:
     ids, names = encoded(inspection, source), Names(inspection.tokenizer)
     return ids, (names.tokens(ids), names.separators(ids), ())
   assert isinstance(source, np.ndarray)
+  if side is not None and seconds is not None:
+    size = side.embedded(jnp.asarray(source[None]))[1].positions.shape[1]
+    names = [f'{i * seconds / size:.2f} s' for i in range(size)]
+    return source, (names, np.zeros(size, bool), ())
   grids = [] if side is None else side.grids(source)
   keys = grids[-1].names if grids else ()
   return source, (keys, np.zeros(len(keys), bool), grids)

@@ -46,7 +46,9 @@ class Look:
     positions: vectors that position encodings add to embedded tokens.
     matrices: interaction matrix of each attention pattern.
     loads: load of the experts of each layer that has them.
-    pixels: the image; None for texts.
+    pixels: the image; None for other inputs.
+    frames: the mel bands of a recording; None for other inputs.
+    seconds: the length of the recording.
     drawings: pictures of predictions by title, such as boxes over the image.
     notes: what is missing, and why.
   """
@@ -59,6 +61,8 @@ class Look:
   matrices: tuple[InteractionMatrix, ...] = ()
   loads: tuple[ExpertLoad, ...] = ()
   pixels: UInt8[np.ndarray, 'height width channels'] | None = None
+  frames: Float[np.ndarray, 'frames features'] | None = None
+  seconds: float | None = None
   drawings: Mapping[str, UInt8[np.ndarray, 'rows columns 3']] = dataclasses.field(
     default_factory=dict
   )
@@ -125,6 +129,7 @@ def look_at_pair(
   target: str | Sequence[int],
   *,
   pixels: UInt8[np.ndarray, 'height width channels'] | None = None,
+  seconds: float | None = None,
   start: Sequence[int] | None = None,
   max_tokens: int | None = None,
 ) -> Look:
@@ -133,9 +138,10 @@ def look_at_pair(
   Args:
     model: the model.
     tokenizer: its tokenizer; None for token ids.
-    source: the source text, its token ids int32 [length], or an image, normalised as in training.
+    source: the source text, its token ids int32 [length], or an image or frames of sound, prepared as in training.
     target: the target text, or the token ids to predict, including the end of the text.
     pixels: the image to show, if the source is one.
+    seconds: the length of the sound, if the source is one.
     start: ids before the target in the decoder's input; None: those of the tokenizer.
     max_tokens: maximum number of tokens on each side; None: `MAX_TOKENS`, and `MAX_PATCHES` of an image.
 
@@ -145,9 +151,9 @@ def look_at_pair(
   inspection = Inspection(model, tokenizer)
   names, target_names = Names(tokenizer), Names(tokenizer and tokenizer.target)
   before, labels = target_ids(tokenizer, target, start)
-  spec, is_text = model.spec, pixels is None
+  spec, is_text = model.spec, pixels is None and seconds is None
   parts, notes = _parts(model)
-  own = source_of_pair(inspection, parts.get('encoder'), source, is_text)
+  own = source_of_pair(inspection, parts.get('encoder'), source, is_text, seconds)
   inputs, (keys, _, _) = own
   most = max_tokens or (MAX_TOKENS if is_text else MAX_PATCHES)
   check_length('the source', len(keys), most, spec.first.max_length)
@@ -176,6 +182,8 @@ def look_at_pair(
     _matrices(parts),
     load_of_input(model, recorded),
     pixels=pixels,
+    frames=None if seconds is None else inputs,
+    seconds=seconds,
     notes=tuple(notes),
   )
 

@@ -26,9 +26,9 @@ def write_pictures(
 ) -> list[Path]:
   """Writes the pictures of a page as PNG or SVG files and returns their paths.
 
-  The files are `alignment` (cross-attention, mean over heads of each layer) or, over a picture, `words_layer_N` (where
-  each word looks), `NAME_layer_N` (all heads of a layer), `experts` (load of the experts of each layer), `maps`
-  (positions and patterns), and one for each drawing.
+  The files are `alignment` (cross-attention, mean over heads of each layer; of a recording, below its mel bands) or, over a
+  picture, `words_layer_N` (where each word looks), `NAME_layer_N` (all heads of a layer), `experts` (load of the experts of
+  each layer), `maps` (positions and patterns), and one for each drawing.
 
   Args:
     look: what to draw.
@@ -53,6 +53,9 @@ def write_pictures(
     grid, pixels = attention.grid, look.pixels
     if attention.is_cross and grid is not None and pixels is not None:
       paths += _words(attention, _overlay(pixels, grid), folder, kind)
+    elif attention.is_cross and look.frames is not None:
+      name = _file_name(attention.name).replace('cross_attention', 'alignment')
+      paths.append(_sound(look, attention, folder / f'{name}.{kind}'))
     elif attention.is_cross:
       means = [
         (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
@@ -108,6 +111,28 @@ def _words(
   return paths
 
 
+def _sound(look: Look, attention: Attention, path: Path) -> Path:
+  """Draws when each token of a text listens, below the mel bands of the recording."""
+  frames, seconds = look.frames, look.seconds
+  assert frames is not None and seconds is not None
+  rows = 1 + len(attention.layers)
+  figure = _figure(7.2, 2.2 * rows)
+  top = figure.add_subplot(rows, 1, 1)
+  extent = (0.0, seconds, 0.0, float(frames.shape[1]))
+  top.imshow(frames.T, origin='lower', aspect='auto', extent=extent, cmap='Greys')
+  top.set_ylabel('mel band', fontsize='small')
+  for i, layer in enumerate(attention.layers):
+    axes, mean = figure.add_subplot(rows, 1, i + 2, sharex=top), layer.mean(0)
+    bounds = (0.0, seconds, len(mean) - 0.5, -0.5)
+    axes.imshow(mean, aspect='auto', extent=bounds, cmap='Blues', interpolation='nearest')
+    axes.set_yticks(range(len(mean)), [*map(_text, attention.queries)])
+    axes.set_title(f'layer {i + 1}, mean over heads', fontsize='small')
+  axes.set_xlabel('seconds', fontsize='small')
+  with _writing(path):
+    figure.savefig(path, format=path.suffix[1:])
+  return path
+
+
 def _text(label: str) -> str:
   # A dollar sign would start a formula.
   return printable(label).replace('$', r'\$')
@@ -130,13 +155,9 @@ def _write(
   panels: Sequence[tuple[str, np.ndarray]],
   draw: Callable[[Any, np.ndarray], None] | None = None,
 ) -> Path:
-  try:
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise UserError("pictures need matplotlib: pip install 't2x[report]'") from error
   columns = min(_MAX_COLUMNS, len(panels))
   rows = -(-len(panels) // columns)
-  figure = Figure(figsize=(3.6 * columns, 3.8 * rows), dpi=120, layout='constrained')
+  figure = _figure(3.6 * columns, 3.8 * rows)
   for i, (title, values) in enumerate(panels):
     axes = figure.add_subplot(rows, columns, i + 1)
     axes.set_title(textwrap.fill(title, 36), fontsize='small')
@@ -144,6 +165,15 @@ def _write(
   with _writing(path):
     figure.savefig(path, format=path.suffix[1:])
   return path
+
+
+def _figure(width: float, height: float) -> Any:
+  """Returns an empty figure, in inches. Raises UserError without matplotlib."""
+  try:
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise UserError("pictures need matplotlib: pip install 't2x[report]'") from error
+  return Figure(figsize=(width, height), dpi=120, layout='constrained')
 
 
 def _map(axes: Any, values: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -47,7 +48,7 @@ def timestamp(seconds: float) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeechModality(Modality):
-  """Recordings of one channel, as frames of a mel spectrogram.
+  """Recordings of one channel, or paths of WAV files, as frames of a mel spectrogram.
 
   Attributes:
     features: computes the frames. Recordings are padded with silence to their number, as in Whisper, and cut.
@@ -65,12 +66,18 @@ class SpeechModality(Modality):
     return {'source': jax.ShapeDtypeStruct(shape, jnp.float32)}
 
   def prepare(self, source, random):
-    samples = np.asarray(source)
+    samples = np.asarray(self._file(source) if isinstance(source, str) else source)
     if np.issubdtype(samples.dtype, np.integer):  # 16 bits per sample, as in TFDS.
       samples = samples.astype(np.float32) / np.float32(32768)
     if samples.ndim == 1 and self.rate is not None:
       samples = resampled(samples, self.rate, self.features.rate)
     return {'source': self.features(samples)}
+
+  def _file(self, path: str) -> np.ndarray:
+    try:
+      return self.read(Path(path))
+    except OSError as error:
+      raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
   def tokens(self, batch):
     """None: silence is part of the input, as in Whisper."""
@@ -79,12 +86,16 @@ class SpeechModality(Modality):
     """Returns the samples of a WAV file at the rate of the recordings in examples."""
     samples, rate = read_recording(path)
     samples = resampled(samples, rate, self.rate or self.features.rate)
-    longest = self.features.num_frames * self.features.hop / self.features.rate
-    if (seconds := len(samples) / (self.rate or self.features.rate)) > longest:
+    if (seconds := len(samples) / (self.rate or self.features.rate)) > self.seconds:
       raise UserError(
-        f'{path} has {seconds:.1f} seconds, but the model reads {longest:g}: divide it, or raise LogMel.num_frames'
+        f'{path} has {seconds:.1f} seconds, but the model reads {self.seconds:g}: divide it, or raise LogMel.num_frames'
       )
     return samples
+
+  @property
+  def seconds(self) -> float:
+    """The length of the frames of a recording."""
+    return self.features.num_frames * self.features.hop / self.features.rate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,7 +158,7 @@ class Transcription(Captions):
   """Predicts the text of a recording after a prompt of special tokens, which is an input in training too: the loss does not
   cover it.
 
-  Sources of examples are samples [samples], from -1 to 1 or integers of 16 bits.
+  Sources of examples are samples [samples], from -1 to 1 or integers of 16 bits, or paths of WAV files.
 
   Attributes:
     modality: computes the features.

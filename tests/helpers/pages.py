@@ -130,6 +130,7 @@ SHORT = {
   'DrawnScenes': ["DrawnScenes.examples={'train': 300, 'validation': 30, 'test': 20}"],
   'DrawnTexts': ['DrawnTexts.num_examples=2'],
   'Translations': ['Translations.num_examples=2'],
+  'WordErrors': ['WordErrors.num_examples=2'],
   'StandardLibrary': [
     'CausalLM.source=@Part()',
     'Part.source=@StandardLibrary()',

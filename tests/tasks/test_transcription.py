@@ -86,6 +86,14 @@ def test_files_are_read_at_the_rate_of_the_features(tmp_path):
   np.testing.assert_allclose(read[100:-100], SOUND[100:-100], atol=1e-3)
 
 
+def test_an_example_may_have_the_path_of_its_recording(tmp_path):
+  write_recording(tmp_path / 'a.wav', np.round(SOUND * 32768))
+  got = prepared(ROW | {'source': str(tmp_path / 'a.wav')})['source']
+  np.testing.assert_allclose(got, prepared()['source'], atol=0.02)
+  with pytest.raises(UserError, match='cannot be read: No such file'):
+    prepared(ROW | {'source': str(tmp_path / 'b.wav')})
+
+
 def test_recordings_that_do_not_fit_say_what_to_change(tmp_path):
   write_recording(tmp_path / 'long.wav', np.zeros(4000))
   (tmp_path / 'not.wav').write_bytes(b'RIFF')

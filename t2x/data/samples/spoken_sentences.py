@@ -76,15 +76,15 @@ class SpokenSentences(Source):
     return fingerprint(self, _version(), _babel_version(), HELD_OUT)
 
   def _sentences(self, split: str) -> Iterator[Example]:
-    """Yields text, language and voice of the examples of a split; no text of another split, and none twice."""
+    """Yields text, language and voice of the examples of a split; no text of another split, and none twice by a voice."""
     random = np.random.default_rng((20261126, list(TEXTS_OF).index(TEXTS_OF[split])))
     voices = (self.other_voice,) if split == 'other_voice' else tuple(self.voices)
-    used: set[str] = set()
+    used: set[tuple[str, ...]] = set()
     while len(used) < (self.train_examples if split == 'train' else HELD_OUT):
       language = self.languages[int(random.integers(len(self.languages)))]
       text, voice = _sentence(random, language), voices[int(random.integers(len(voices)))]
-      if text not in used and split_of(text, SPLITS) == TEXTS_OF[split]:
-        used.add(text)
+      if (text, language, voice) not in used and split_of(text, SPLITS) == TEXTS_OF[split]:
+        used.add((text, language, voice))
         yield {'target': text, 'language': language, 'voice': voice}
 
   def _speak(self, split: str, folder: Path) -> None:
@@ -135,7 +135,7 @@ def _sentence(random: np.random.Generator, language: str) -> str:
   from babel.dates import format_date
 
   if random.random() < 0.5:
-    return str(random.integers(10 ** random.integers(1, 6)))
+    return str(random.integers(10 ** random.integers(1, 4)))
   day = FIRST + datetime.timedelta(days=int(random.integers((LAST - FIRST).days + 1)))
   return format_date(day, 'd MMMM y' if random.random() < 0.5 else 'EEEE d MMMM', locale=language)
 
