@@ -70,8 +70,8 @@ def source_of_pair(
   assert isinstance(source, np.ndarray)
   if side is not None and seconds is not None:
     size = side.embedded(jnp.asarray(source[None]))[1].positions.shape[1]
-    names = [f'{i * seconds / size:.2f} s' for i in range(size)]
-    return source, (names, np.zeros(size, bool), ())
+    times = [f'{i * seconds / size:.2f} s' for i in range(size)]
+    return source, (times, np.zeros(size, bool), ())
   grids = [] if side is None else side.grids(source)
   keys = grids[-1].names if grids else ()
   return source, (keys, np.zeros(len(keys), bool), grids)
