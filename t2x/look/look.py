@@ -153,14 +153,12 @@ def look_at_pair(
   before, labels = target_ids(tokenizer, target, start)
   spec, is_text = model.spec, pixels is None and seconds is None
   parts, notes = _parts(model)
-  own = source_of_pair(inspection, parts.get('encoder'), source, is_text, seconds)
-  inputs, (keys, _, _) = own
+  inputs, keys = source_of_pair(inspection, parts.get('encoder'), source, is_text, seconds)
   most = max_tokens or (MAX_TOKENS if is_text else MAX_PATCHES)
-  check_length('the source', len(keys), most, spec.first.max_length)
+  check_length('the source', len(keys[0]), most, spec.first.max_length)
   first = len(before) - 1
   check_length('the target', first + len(labels), max_tokens or MAX_TOKENS, spec.max_length)
-  read = np.array([*before, *labels[:-1]], np.int32)
-  predicted = np.array([*before[1:], *labels], np.int32)
+  read, predicted = np.array([[*before, *labels[:-1]], [*before[1:], *labels]], np.int32)
   logits, recorded = _outputs(inspection, parts, notes, inputs[None], read[None])
   texts, lens = (target_names.tokens(read), target_names.tokens(predicted)), None
   if 'decoder' in parts:
@@ -168,13 +166,11 @@ def look_at_pair(
     lens = logit_lens(model, parts['decoder'], hidden, *texts, target_names.token)
   context = 'the source and the target tokens before it'
   losses = token_losses(logits[0, first:], predicted[first:], texts[1][first:], context)
-  tables = [
-    neighbours(side, parts[side].embedding, ids, one.token)
-    for side, ids, one in (('encoder', inputs, names), ('decoder', predicted, target_names))
-    if side in parts and (is_text or side == 'decoder')
-  ]
+  own: dict[str, Any] = {'encoder': (inputs, names.token)} if is_text else {}
+  own |= {'decoder': (predicted, target_names.token)}
+  tables = [neighbours(side, parts[side].embedding, *own[side]) for side in own if side in parts]
   return Look(
-    _pair_attention(recorded, model, own[1], (target_names, read, predicted)),
+    _pair_attention(recorded, model, keys, (target_names, read, predicted)),
     lens,
     losses,
     _present(tables),
