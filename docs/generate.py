@@ -104,17 +104,20 @@ def systems_page() -> str:
   for group in dict.fromkeys(system.group for system in found):
     rows = [
       (
-        f'[{s.name}]({s.paper})'
-        if s.paper.startswith('http')
-        else f'{s.name}, {s.paper}'.removesuffix(', '),
-        f'`{s.config}`',
+        # The config in a column of its own would leave no width for the result.
+        (
+          f'[{s.name}]({s.paper})'
+          if s.paper.startswith('http')
+          else f'{s.name}, {s.paper}'.removesuffix(', ')
+        )
+        + f'<br>`{s.config}`',
         largest(s),
         s.result,
       )
       for s in found
       if s.group == group
     ]
-    lines += [f'## {group}', table(('system', 'config', 'compared with', 'result'), rows)]
+    lines += [f'## {group}', table(('system and config', 'compared with', 'result'), rows)]
   return '\n\n'.join(lines) + '\n'
 
 

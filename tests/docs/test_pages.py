@@ -10,7 +10,17 @@ from t2x.data import inspect
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 RUN = [page for page in PAGES if any(block.commands for block in blocks(page))]
 # Pages of which each takes more than ten seconds of both cores.
-LONG = ('ablation', 'devices', 'own_pairs', 'pictures', 'pretrained', 'sound_series_video', 'wider')
+LONG = (
+  'ablation',
+  'devices',
+  'new_part',
+  'own_pairs',
+  'pictures',
+  'pretrained',
+  'questions',
+  'sound_series_video',
+  'wider',
+)
 
 
 def run(page, tmp_path, monkeypatch, capsys, **settings):

@@ -22,9 +22,11 @@ from t2x.cli import main
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # Variants of sweeps whose programs take too long to compile.
-ONLY = dict.fromkeys(
-  ('experiments/feed_forward/sweep.gin', 'activations.gin'), "Sweep.only=['relu']"
-)
+ONLY = {
+  'experiments/feed_forward/sweep.gin': "Sweep.only=['relu']",
+  'activations.gin': "Sweep.only=['relu']",
+  'heads.gin': "Sweep.only=['heads_1']",
+}
 # `t2x diff` has the exit codes of diff.
 CODES = {'diff': 1}
 
@@ -150,6 +152,9 @@ def shortened(words: list[str]) -> list[str]:
   if words[1] == 'sweep':
     # Sweeps have no samples.
     text = text.replace('Samples', '')
+  if '@Bytes' in text:
+    # The settings are those of a trained tokenizer.
+    text = text.replace('StandardLibrary', '')
   bindings = [
     one for name, group in SHORT.items() if re.search(rf'\b{name}\b', text) for one in group
   ]
