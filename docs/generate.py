@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from studies import studies_page
+
 from t2x.cli import main
 from t2x.cli.systems import largest
 from t2x.config.headers import header, systems
@@ -17,12 +19,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def write(docs: Path) -> None:
-  """Writes `parts/`, `recipes/`, `systems.md` and `notebook.md` into the folder of the pages."""
+  """Writes `parts/`, `recipes/`, `systems.md`, `studies.md` and `notebook.md` into the folder of the pages."""
   for name in ('parts', 'recipes'):
     shutil.rmtree(docs / name, ignore_errors=True)
   write_parts(docs / 'parts')
   write_recipes(docs / 'recipes')
   (docs / 'systems.md').write_text(systems_page())
+  (docs / 'studies.md').write_text(studies_page())
   (docs / 'notebook.md').write_text(notebook_page(docs / 'run_folder.ipynb'))
 
 
@@ -51,8 +54,11 @@ def write_recipes(folder: Path) -> None:
   rows = []
   for study in studies:
     name, text = study.parent.name, study.read_text()
-    # Links of a README are relative to its folder.
-    text = re.sub(r'\]\((?!https?:|#)([^)]+)\)', rf'](../../experiments/{name}/\1)', text)
+    # Links of a README are relative to its folder; those to other studies are pages here.
+    text = re.sub(
+      r'\]\((?!https?:|#|\.\./\w+/README)([^)]+)\)', rf'](../../experiments/{name}/\1)', text
+    )
+    text = re.sub(r'\]\(\.\./(\w+)/README\.md\)', r'](\1.md)', text)
     (folder / f'{name}.md').write_text(text)
     title, question = text.split('\n\n')[:2]
     rows.append((f'[{name}]({name}.md)', title.removeprefix('# '), ' '.join(question.split())))

@@ -15,7 +15,7 @@ STORED = sorted(STUDIES.glob('*/results/*/report.md'))
 
 REPORT = """# sweep
 
-Against the baseline plain by loss (lower is better), of 6 comparisons (3 variants at 2 points of the grid), 1 helps, ...
+Against the baseline plain by loss (lower is better), of 6 comparisons (3 variants at 2 points of the grid), ...
 
 **Exploratory: it has another metric.**
 
