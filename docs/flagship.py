@@ -13,21 +13,23 @@ STUDY = ROOT / 'experiments/attention_basics/results/heads'
 
 def losses(study: Path = STUDY) -> dict[int, list[float]]:
   """Returns the losses of all seeds by number of heads."""
-  found: dict[int, list[float]] = {}
+  values: dict[int, list[float]] = {}
   with (study / 'results.csv').open() as file:
     for row in csv.DictReader(file):
       if row['metric'] == 'loss':
-        found.setdefault(int(row['variant'].removeprefix('heads_')), []).append(float(row['value']))
-  return dict(sorted(found.items()))
+        values.setdefault(int(row['variant'].removeprefix('heads_')), []).append(
+          float(row['value'])
+        )
+  return dict(sorted(values.items()))
 
 
 def verdicts(study: Path = STUDY) -> dict[int, str]:
   """Returns the verdict of each number of heads, as the report has it."""
   rows = re.findall(r'^\| heads_(\d+) \|(.*)$', (study / 'report.md').read_text(), re.MULTILINE)
-  found: dict[int, str] = {}
+  verdict: dict[int, str] = {}
   for heads, cells in rows:
-    found.setdefault(int(heads), cells.split('|')[2].strip())
-  return found
+    verdict.setdefault(int(heads), cells.split('|')[2].strip())
+  return verdict
 
 
 def draw(target: Path) -> None:
