@@ -1,4 +1,4 @@
-"""Writes the page of all studies, with the questions, results and limits of the READMEs and the verdicts of the reports."""
+"""Writes the page of all studies, with questions, results and limits of the READMEs and verdicts of the reports."""
 
 import collections
 import re
@@ -85,9 +85,9 @@ def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
   yield '# What helps at small size'
   yield (
     f'{len(found)} studies of Transformers and their rivals, each with its question, its result, what it does not '
-    'show, a picture or table, and its verdicts. Most models have fewer than a million parameters and train for minutes on '
-    'two CPU cores, so that a result is one about small models and short training. Everything below is read from the '
-    'READMEs and reports of `experiments/` when these pages are built.'
+    'show, a picture or table, and its verdicts. Most models have fewer than a million parameters and train for '
+    'minutes on two CPU cores, so that a result is one about small models and short training. Everything below '
+    'is read from the READMEs and reports of `experiments/` when these pages are built.'
   )
   yield (
     'How to read a verdict: each variant is compared with the baseline of its sweep, seed by seed, with a correction '
@@ -151,7 +151,8 @@ def section(study: Path, sweeps: list[Report]) -> Iterator[str]:
     yield links(picture[0], study.name)
   if sweeps:
     number = sum(len(report.comparisons) for report in sweeps)
-    yield f'<details><summary>{number} verdicts of {len(sweeps)} reports</summary>'
+    plural = 's' if len(sweeps) > 1 else ''
+    yield f'<details><summary>Verdicts ({number}) of {len(sweeps)} report{plural}</summary>'
     for report in sweeps:
       yield from verdicts(report)
     yield '</details>'

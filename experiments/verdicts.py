@@ -3,7 +3,7 @@
     python experiments/verdicts.py experiments/positions   # results/verdicts.png; needs the extra report
 
 Nothing is computed again: differences, intervals and verdicts are those of the reports. A verdict is drawn as withheld
-if the report or `verdicts.txt` beside it says so, or if the report has the best value of the variant, or of the baseline,
+if the report or `verdicts.txt` beside it says so, or if the report has the best value of the variant or of the baseline
 at an edge of its grid: reports that are older than this check have another verdict there.
 """
 

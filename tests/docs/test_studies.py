@@ -89,7 +89,7 @@ def test_verdicts_are_counted_over_reports_without_those_that_choose_rates(studi
   )
   assert row in page and page.count('[Tails]') == 0
   assert (
-    '<summary>4 verdicts of 2 reports</summary>\n\n`first`: `first/loss` against `none`, lower is better; seeds: 3.'
+    '<summary>Verdicts (4) of 2 reports</summary>\n\n`first`: `first/loss` against `none`, lower is better; seeds: 3.'
     in page
   )
   assert '| four | -0.1 | -0.2 to +0.1 | inconclusive |' in page and 'second_rates' not in page
