@@ -8,9 +8,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint
 
-__all__ = ['CALENDAR', 'Windows', 'calendar_of', 'seasonal_naive']
-
-_Field = tuple[int, Callable[[np.ndarray], np.ndarray]]
+__all__ = ['Windows', 'calendar_of', 'seasonal_naive']
 
 
 def _since(unit: str, whole: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -18,16 +16,13 @@ def _since(unit: str, whole: str) -> Callable[[np.ndarray], np.ndarray]:
   return lambda t: (t.astype(f'M8[{unit}]') - t.astype(f'M8[{whole}]')).astype(np.int64)
 
 
-# Field -> number of its values, and its value at times datetime64[m]. Months and days count from 1, weekdays from Monday,
-# minutes by quarters of an hour, as in Informer's tables (https://arxiv.org/abs/2012.07436).
-CALENDAR: dict[str, _Field] = {
-  'month': (13, lambda t: 1 + _since('M', 'Y')(t)),
-  'day': (32, lambda t: 1 + _since('D', 'M')(t)),
-  'weekday': (7, lambda t: (t.astype('M8[D]').astype(np.int64) + 3) % 7),
-  'hour': (24, _since('h', 'D')),
-  'minute': (4, lambda t: _since('m', 'h')(t) // 15),
-  # Known values of a series, without a function of time.
-  'workday': (2, lambda t: np.zeros(len(t), np.int64)),
+# Field of `CALENDAR_SIZES` -> its value at times datetime64[m].
+_FIELDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+  'month': lambda t: 1 + _since('M', 'Y')(t),
+  'day': lambda t: 1 + _since('D', 'M')(t),
+  'weekday': lambda t: (t.astype('M8[D]').astype(np.int64) + 3) % 7,
+  'hour': _since('h', 'D'),
+  'minute': lambda t: _since('m', 'h')(t) // 15,
 }
 
 
@@ -38,7 +33,7 @@ def calendar_of(
 
   Args:
     times: datetime64[m] [length].
-    fields: names in `CALENDAR`.
+    fields: fields of the calendar.
     known: values of a series that are known in advance, by name.
 
   Raises:
@@ -46,7 +41,7 @@ def calendar_of(
   """
   if 'workday' in fields and 'workday' not in known:
     raise UserError("the calendar has 'workday', but the series has no such values: leave it out")
-  columns = [known[name] if name in known else CALENDAR[name][1](times) for name in fields]
+  columns = [known[name] if name in known else _FIELDS[name](times) for name in fields]
   return np.stack(columns, axis=1).astype(np.int32) if fields else np.zeros((len(times), 0), 'i4')
 
 

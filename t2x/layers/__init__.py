@@ -59,6 +59,7 @@ from t2x.layers.mixers.linformer import *
 from t2x.layers.mixers.lsh_attention import *
 from t2x.layers.mixers.memory_compressed import *
 from t2x.layers.mixers.nystrom import *
+from t2x.layers.mixers.prob_sparse import *
 from t2x.layers.mixers.recurrence import *
 from t2x.layers.mixers.recurrent import *
 from t2x.layers.mixers.recurrent_decoder import *

@@ -1,6 +1,7 @@
 """Models built of layers: residual blocks, stacks of blocks, encoders and decoders, output heads, and
 the text and image models that combine them."""
 
+from t2x.models.autoregressive_forecasting import *
 from t2x.models.block import *
 from t2x.models.bodies import *
 from t2x.models.capsules import *

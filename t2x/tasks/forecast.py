@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.base.calendar import CalendarField
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size
+from t2x.base.ranges import Natural, Size
 from t2x.data import SeriesSource, Windows
 from t2x.models import Inputs, Output
 from t2x.tasks.base import Task, TaskOutput
 
-__all__ = ['Forecast']
+__all__ = ['AutoregressiveForecast', 'Forecast']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,3 +158,55 @@ class SelectArrays:
   def __call__(self, row: Any, rng: np.random.Generator | None) -> dict[str, Any]:
     """Returns the arrays by name."""
     return {name: row[name] for name in self.names}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutoregressiveForecast(Forecast):
+  """Forecasts each value from the values before it and a calendar; evaluators read quantiles of sampled paths.
+
+  Attributes:
+    context: number of values before the forecast: those of the model's context, and its largest lag before them.
+    calendar: fields of the calendar.
+    num_samples: number of sampled paths.
+    seed: random seed of the paths; the same in every evaluation.
+  """
+
+  calendar: Sequence[CalendarField]
+  num_samples: Size = 100
+  seed: Natural = 0
+
+  inputs: ClassVar[Inputs] = {'series': 'series', 'calendar': 'series', 'future': 'series'}
+  head: ClassVar[str] = 'AutoregressiveForecaster'
+
+  @property
+  def fields(self):
+    return self.calendar
+
+  def spec(self, batch_size):
+    """Also returns calendar: int32 [batch, context + horizon, fields]."""
+    shape = batch_size, self.context + self.horizon, len(self.calendar)
+    return super().spec(batch_size) | {'calendar': jax.ShapeDtypeStruct(shape, jnp.int32)}
+
+  def check_model(self, model):
+    """Also raises UserError if the model has another calendar, or no samples."""
+    super().check_model(model)
+    if tuple(model.calendar) != tuple(self.calendar):
+      name = type(self).__name__
+      raise UserError(
+        f'{name}.calendar = {list(self.calendar)}, but {type(model).__name__}.calendar = {list(model.calendar)}: make '
+        'them equal'
+      )
+
+  def predictions(self, model, batch, key):
+    """Returns the output of the model given the values of the future before each value."""
+    return model(batch['series'], batch['calendar'], batch['future'], key=key)
+
+  def forecasts(self, model, batch):
+    """Returns sampled paths, [batch, samples, horizon, channels]."""
+    key = jax.random.key(self.seed)
+    arrays = batch['series'], batch['calendar']
+    return model.sample(*arrays, num_samples=self.num_samples, key=key)
+
+  def quantiles(self, distribution, forecasts, levels):
+    """Returns quantiles of the paths of one row."""
+    return np.moveaxis(np.quantile(forecasts, levels, axis=0), 0, -1).astype(np.float32)

@@ -92,6 +92,7 @@ PARTS = [
   *_width(layers.GlobalLocalAttention, layers.FlowAttention, layers.GatedDeltaNet, num_heads=H),
   *_width(layers.FastWeights, num_heads=H),
   *_width(layers.NystromAttention, num_heads=H, num_landmarks=4, conv_size=3),
+  *_width(layers.ProbSparseAttention, num_heads=H),
   *_width(layers.MemoryCompressedAttention, num_heads=H),
   *(
     partial(layers.LinearAttention, W, num_heads=H, features=features)
@@ -144,6 +145,23 @@ PARTS = [
   *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
   *_width(layers.AudioStem, num_features=3),
   partial(models.Decomposition, N, window=3),
+  partial(layers.SinusoidTables, W, ('hour',)),
+  partial(
+    models.AutoregressiveForecaster,
+    d_model=W,
+    channels=1,
+    context=N,
+    horizon=2,
+    lags=(1, 2),
+    calendar=('hour',),
+    encoder_values=layers.CircularConvolution,
+    tables=layers.CalendarTables,
+    encoder=partial(models.Encoder, stack=STACK),
+    decoder=partial(
+      models.Decoder,
+      stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
+    ),
+  ),
   partial(
     models.Forecaster,
     context=N,

@@ -71,6 +71,7 @@ from t2x.layers import (
   Plus,
   PowerNorm,
   PredictionHeads,
+  ProbSparseAttention,
   QuadraticGridBias,
   Recurrent,
   RecurrentDecoder,
@@ -205,6 +206,7 @@ PARTS = {
   'global and local attention': {
     'build': part(GlobalLocalAttention, num_heads=4, dropout_rate=0.1)
   },
+  'ProbSparse attention': {'build': part(ProbSparseAttention, num_heads=4, factor=1)},
   'Nystrom attention': {'build': part(NystromAttention, num_heads=4, num_landmarks=4, conv_size=3)},
   'memory-compressed attention': {
     'build': part(MemoryCompressedAttention, num_heads=4, dropout_rate=0.1)

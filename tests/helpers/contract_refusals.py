@@ -10,7 +10,7 @@ DECODING = (
 REFUSED = {
   # Their keys are mixtures of all tokens of a row, later ones and those of other segments included.
   **dict.fromkeys(
-    ('Linformer', 'Nystrom attention'),
+    ('Linformer', 'Nystrom attention', 'ProbSparse attention'),
     (
       'outputs ignore later tokens',
       'packed rows equal separate rows',

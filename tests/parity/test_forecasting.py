@@ -1,4 +1,5 @@
-"""Scores of forecasts against scoringrules; DLinear against neuralforecast, which pip cannot install beside its own trainer."""
+"""Scores of forecasts against scoringrules; DLinear and Informer's embeddings against
+neuralforecast, which pip cannot install beside its own trainer."""
 
 import functools
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.calendar import CALENDAR_SIZES
+from t2x.layers import CalendarTables, CircularConvolution, SinusoidTables
 from t2x.models import Decomposition, Forecaster
 from t2x.tasks.forecast_scores import LEVELS, window_scores
 from tests.parity import archives
@@ -67,4 +70,50 @@ def test_dlinear_equals_the_decomposition_of_neuralforecast_and_two_linear_layer
     functools.partial(arrays, theirs),
     lambda theirs: theirs(torch.tensor(x)),
     lambda ours: ours.out(ours.network(jnp.asarray(x)).x)[..., 0],
+  )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('kind', ['learned', 'fixed'])
+def test_values_and_calendars_are_embedded_as_by_neuralforecast(equal, kind):
+  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  modules = archives.module('neuralforecast', '3.3.0', 'neuralforecast.common._modules')
+  width, features = 8, 5
+  fields = ('month', 'day', 'weekday', 'hour', 'minute')
+  sizes = [CALENDAR_SIZES[name] for name in fields]
+  calendar = np.stack([rng.integers(0, n, (3, CONTEXT)) for n in sizes], axis=-1)
+  x = rng.normal(size=(3, CONTEXT, features)).astype(np.float32)
+
+  class Theirs(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.values = modules.TokenEmbedding(features, width)
+      self.calendar = modules.TemporalEmbedding(width, kind, freq='t')
+
+    def forward(self, x):
+      return self.values(x) + self.calendar(torch.tensor(calendar))
+
+  class Ours(nnx.Module):
+    def __init__(self):
+      tables = CalendarTables if kind == 'learned' else SinusoidTables
+      self.values = CircularConvolution(width, features, rngs=nnx.Rngs(0))
+      self.calendar = tables(width, fields, rngs=nnx.Rngs(0))
+
+  theirs = Theirs()
+
+  def arrays(get):
+    kernel = get(theirs.values.tokenConv.weight).transpose(2, 1, 0)
+    tables = [getattr(theirs.calendar, f'{name}_embed') for name in fields]
+    learned = tables if kind == 'learned' else []
+    own = {f'calendar.tables.{i}': get(table.weight) for i, table in enumerate(learned)}
+    return {'values.convolution.kernel': kernel} | own
+
+  equal(
+    'Informer' if kind == 'learned' else None,
+    'neuralforecast TokenEmbedding, TemporalEmbedding',
+    theirs,
+    Ours(),
+    arrays,
+    lambda theirs: theirs(torch.tensor(x)),
+    lambda ours: ours.values(jnp.asarray(x)) + ours.calendar(jnp.asarray(calendar)),
   )
