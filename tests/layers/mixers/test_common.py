@@ -48,6 +48,7 @@ def build(name, **settings):
 OTHER_PATTERNS = {
   'Linformer': Causal(),
   'Nystrom attention': Causal(),
+  'ProbSparse attention': Causal(),
   'memory-compressed attention': Window(3),
   'linear attention': Causal() | Prefix(),
   'flow attention': Causal() & Window(3),
@@ -58,11 +59,13 @@ OTHER_PATTERNS = {
   'routing attention': Causal() & Window(3),
 }
 WITHOUT_CACHE = [
+  'ProbSparse attention',
   *('Linformer', 'Nystrom attention', 'global and local attention', 'LSH attention'),
   *('Sinkhorn attention', 'routing attention', 'AFT-local', 'AFT-conv', 'AFT-full'),
 ]
 # Mixers whose rows must be one segment.
 WHOLE_ROW = [
+  'ProbSparse attention',
   *('Linformer', 'Nystrom attention', 'memory-compressed attention', 'AFT-full'),
   *('Sinkhorn attention', 'routing attention'),
 ]
