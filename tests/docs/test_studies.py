@@ -95,11 +95,20 @@ def test_verdicts_are_counted_over_reports_without_those_that_choose_rates(studi
   assert '| four | -0.1 | -0.2 to +0.1 | inconclusive |' in page and 'second_rates' not in page
 
 
+def test_verdicts_against_several_baselines_are_named_with_theirs(studies, folder):
+  path = folder / 'wings/results/second/report.md'
+  path.write_text(
+    path.read_text().replace('baseline none', 'baseline one').replace('| none |', '| one |')
+  )
+  page = studies.studies_page(folder, CHAPTERS)
+  assert '| `two`, against `none`; `two`, `four`, against `one` |  | 1 inconclusive |' in page
+
+
 def test_a_study_that_no_chapter_has_and_one_without_a_folder_are_refused(studies, folder):
   for chapters in (
     {'Flying': ('', ('wings',))},
     {'Flying': ('', ('wings', 'tails', 'fins'))},
-    {'A': ('', ('wings',) * 2)},
+    {'A': ('', ('wings', 'wings', 'tails'))},
   ):
     with pytest.raises(ValueError, match='no chapter, or twice'):
       studies.studies_page(folder, chapters)
