@@ -39,8 +39,8 @@ CHAPTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
   ),
   'Vision': (
-    'Small images, few of them, and short training.',
-    ('architectures', 'vit_regularisation'),
+    'Small images and videos, few of them, and short training.',
+    ('architectures', 'vit_regularisation', 'video'),
   ),
   'Training and scaling': (
     'Learning rates and losses over sizes, speed, and plans of published sizes.',

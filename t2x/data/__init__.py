@@ -35,7 +35,9 @@ from t2x.data.samples.drawn_scenes import *
 from t2x.data.samples.emoji import *
 from t2x.data.samples.factbook import *
 from t2x.data.samples.fashion_mnist import *
+from t2x.data.samples.frame_words import *
 from t2x.data.samples.libreoffice import *
+from t2x.data.samples.moving_digits import *
 from t2x.data.samples.scene_questions import *
 from t2x.data.samples.sentiment import *
 from t2x.data.samples.series import *

@@ -29,6 +29,7 @@ from t2x.layers.caches import *
 from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.flexible_patches import *
 from t2x.layers.embeddings.inputs import *
+from t2x.layers.embeddings.patches import *
 from t2x.layers.embeddings.series import *
 from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *
@@ -85,6 +86,7 @@ from t2x.layers.positions.encoding import *
 from t2x.layers.positions.forgetting import *
 from t2x.layers.positions.global_token_bias import *
 from t2x.layers.positions.grids import *
+from t2x.layers.positions.learned_grids import *
 from t2x.layers.positions.relative_sinusoids import *
 from t2x.layers.positions.rope_scaling import *
 from t2x.layers.positions.shaw import *
@@ -92,6 +94,7 @@ from t2x.layers.positions.tupe import *
 from t2x.layers.streams import *
 from t2x.layers.tokens import *
 from t2x.layers.vision.all_mlp import *
+from t2x.layers.vision.axes import *
 from t2x.layers.vision.convolutions import *
 from t2x.layers.vision.grid_mlp import *
 from t2x.layers.vision.patch_merging import *

@@ -11,6 +11,7 @@ from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
 from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
+from t2x.tasks.cloze import *
 from t2x.tasks.contrastive import *
 from t2x.tasks.denoising import *
 from t2x.tasks.detection import *
@@ -48,5 +49,6 @@ from t2x.tasks.text_to_image import *
 from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
 from t2x.tasks.version_contrast import *
+from t2x.tasks.video_classification import *
 from t2x.tasks.word_classification import *
 from t2x.tasks.word_errors import *

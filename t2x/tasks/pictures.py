@@ -17,6 +17,7 @@ from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
 from t2x.tasks.segmentation import SemanticSegmentation
 from t2x.tasks.text import TextTask
+from t2x.tasks.video_classification import VideoClassification
 
 __all__ = ['AttentionMaps', 'ClassifiedImages', 'PredictedMasks']
 
@@ -99,29 +100,33 @@ class AttentionMaps(Evaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifiedImages(TaskEvaluator):
-  """Draws images with their predicted classes, in a green frame if the class is right, else in a red frame.
+  """Draws images, or the frames of videos side by side, with a green border if the predicted class is right, else with a red one.
 
   The samples have the label and the prediction of each image. Computes no metrics.
 
   Attributes:
-    num_examples: number of images, sampled evenly from the split.
+    num_examples: number of images or videos, sampled evenly from the split.
   """
 
   num_examples: Count | None = 16
 
   fixed = frozenset({'num_examples'})
-  kinds: ClassVar[tuple[type[Task], ...]] = (ImageClassification,)
+  kinds: ClassVar[tuple[type[Task], ...]] = (ImageClassification, VideoClassification)
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the picture, and a sample for each image in its order."""
     task = evaluated.task
-    assert isinstance(task, ImageClassification)
+    assert isinstance(task, ImageClassification | VideoClassification)
+    [name] = task.inputs
     for rows in evaluated.watched([_rows(evaluated, self._split(task), self.num_examples)]):
-      images = np.stack([row['image'] for row in rows])
+      images = np.stack([row[name] for row in rows])
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
       predictions = [int(best) for best in logits.argmax(axis=-1)]
-    pixels = _pixels(images, task)
+    pixels: Any = _pixels(images, task)
+    columns = math.ceil(math.sqrt(len(images)))
+    if name == 'video':
+      pixels, columns = [grid([_coloured(f) for f in frames], len(frames)) for frames in pixels], 1
     framed = [
       _framed(image, (0, 160, 0) if label == prediction else (220, 0, 0))
       for image, label, prediction in zip(pixels, labels, predictions, strict=True)
@@ -130,7 +135,7 @@ class ClassifiedImages(TaskEvaluator):
       {'image': str(i), 'label': str(label), 'output': str(prediction)}
       for i, (label, prediction) in enumerate(zip(labels, predictions, strict=True))
     ]
-    return Evaluation({}, samples, {'images': grid(framed, math.ceil(math.sqrt(len(framed))))})
+    return Evaluation({}, samples, {'images': grid(framed, columns)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +180,9 @@ def voc_colours(number: int) -> np.ndarray:
   return colours.astype(np.uint8)
 
 
-def _pixels(images: np.ndarray, task: ImageClassification | SemanticSegmentation) -> np.ndarray:
+def _pixels(
+  images: np.ndarray, task: ImageClassification | SemanticSegmentation | VideoClassification
+) -> np.ndarray:
   """Returns normalised images as uint8."""
   mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
   return np.clip((images * std + mean) * 255, 0, 255).round().astype(np.uint8)
@@ -199,11 +206,16 @@ def _maps(probabilities: np.ndarray) -> np.ndarray:
 
 def _framed(image: np.ndarray, color: tuple[int, int, int]) -> np.ndarray:
   """Returns an enlarged image [height, width, 1 or 3] in RGB with a frame."""
-  image = enlarged(image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1))
+  image = _coloured(image)
   framed = np.empty((image.shape[0] + 6, image.shape[1] + 6, 3), np.uint8)
   framed[:] = color
   framed[3:-3, 3:-3] = image
   return framed
+
+
+def _coloured(image: np.ndarray) -> np.ndarray:
+  """Returns an enlarged image [height, width, 1 or 3] in RGB."""
+  return enlarged(image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1))
 
 
 def enlarged(image: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ SWEEPS = {
   'objectives/sentiment_full': (12, 5),
   'objectives/words': (12, 3),
   'objectives/words_full': (12, 5),
+  'video/direction': (4, 3),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
 # rates; experts in other sizes; MiniLM.

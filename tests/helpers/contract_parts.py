@@ -7,6 +7,7 @@ from t2x.layers import (
   TUPE,
   AdditiveScores,
   AddressPositions,
+  AlongAxes,
   AttentionFree,
   BilinearScores,
   ByChance,
@@ -141,6 +142,10 @@ PARTS = {
   'windows of a grid': {
     'build': part(Windowed, mixer=part(attention, num_heads=2, dropout_rate=0.1), size=2, shift=1),
     'encoding': part(GridBias, num_heads=2, height=2, width=2),
+    'grid': (4, 3),
+  },
+  'axes of a grid': {
+    'build': part(AlongAxes, mixer=part(attention, num_heads=2, dropout_rate=0.1), axes=[0]),
     'grid': (4, 3),
   },
   'rotations by row and column': {'build': attention, 'encoding': GridRoPE, 'grid': (4, 3)},

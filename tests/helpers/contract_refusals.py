@@ -29,6 +29,7 @@ REFUSED = {
   **dict.fromkeys(
     (
       'windows of a grid',
+      'axes of a grid',
       'convolutions of a grid',
       'attention to squares of a grid',
       'MLP of neighbours in a grid',

@@ -23,6 +23,7 @@ from t2x.data import (
   FixedWeights,
   JsonLines,
   LogMel,
+  MovingDigits,
   Palette,
   RandAugment,
   RandomResizedCrop,
@@ -97,8 +98,14 @@ def write_data(folder):
 
 
 def recordings(folder):
-  """Tasks of recordings."""
+  """Tasks of recordings and videos."""
   return [
+    t2x.tasks.VideoClassification(
+      source=MovingDigits(label='digit', frames=3, side=8, train_examples=COUNT),
+      video_shape=(2, 8, 8, 1),
+      num_classes=10,
+      crop_padding=1,
+    ),
     t2x.tasks.AudioClassification(
       source=AsteriskPrompts(folder=str(folder)),
       num_classes=5,

@@ -62,11 +62,16 @@ PUBLISHED = {
   't5_v1_1_small': 76_961_152,
   't5_v1_1_xl': 2_849_757_184,
   't5_v1_1_xxl': 11_135_332_352,
+  'timesformer_b16': 121_566_352,
   'vilt_b32': 117_588_537,
   'vit_b16': 86_567_656,
   'vit_b32': 88_224_232,
   'vit_l16': 304_326_632,
   'vit_s16': 22_050_664,
+  'vivit_b16x2': 88_954_000,
+  # Published: 117.3 and 115.1 million.
+  'vivit_b16x2_factorised_attention': 117_319_312,
+  'vivit_b16x2_factorised_encoder': 115_059_856,
   # Without the sinusoids of the encoder, 1,500 x d_model, which transformers counts.
   'whisper_base': 71_825_920,
   'whisper_large': 1_541_384_960,

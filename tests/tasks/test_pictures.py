@@ -11,7 +11,16 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
-from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding, RoPE, TokenEmbedding
+from t2x.layers import (
+  MLP,
+  LearnedGrid,
+  MultiHeadAttention,
+  PatchEmbedding,
+  RoPE,
+  TokenEmbedding,
+  Tubelets,
+  normal,
+)
 from t2x.models import (
   Block,
   Classifier,
@@ -22,7 +31,14 @@ from t2x.models import (
   Stack,
   VisionTransformer,
 )
-from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification, Translation
+from t2x.tasks import (
+  AttentionMaps,
+  CausalLM,
+  ClassifiedImages,
+  ImageClassification,
+  Translation,
+  VideoClassification,
+)
 from t2x.tasks.inspection import Inspection
 
 HEADS, LAYERS = 2, 3
@@ -147,6 +163,38 @@ def test_classified_images_have_labels_predictions_and_frames():
     corner = image[i // 2 * (size + 2), i % 2 * (size + 2)]
     is_green = corner[1] > corner[0]
     assert is_green == (sample['label'] == sample['output'])
+
+
+def test_frames_of_classified_videos_are_side_by_side_with_one_border():
+  model = VisionTransformer(
+    d_model=8,
+    embedding=functools.partial(Tubelets, frames=1, patch_size=4, channels=1),
+    positions=functools.partial(LearnedGrid, height=2, width=2),
+    body=functools.partial(Encoder, stack=stack()),
+    head=functools.partial(Classifier, num_classes=3, init=normal(1.0)),
+    rngs=nnx.Rngs(0),
+  )
+  rows = [
+    {
+      'video': np.full((3, 8, 8, 1), 20 * i, np.uint8)
+      + 7 * np.arange(3, dtype=np.uint8).reshape(3, 1, 1, 1),
+      'label': i % 3,
+    }
+    for i in range(4)
+  ]
+  task = VideoClassification(
+    source=TextFiles(train='none'), video_shape=(3, 8, 8, 1), num_classes=3
+  )
+  given = evaluated(task, model)
+  given.rows = lambda split: rows
+  result = ClassifiedImages(num_examples=4)(given)
+  (image,) = result.images.values()
+  for i, sample in enumerate(result.samples):
+    top = i * (image.shape[0] + 2) // 4
+    is_green = image[top, 0, 1] > image[top, 0, 0]
+    assert is_green == (sample['label'] == sample['output'])
+    centres = [image[top + 50, 3 + 98 * n + 48, 0] for n in range(3)]
+    np.testing.assert_allclose(centres, 20 * i + 7 * np.arange(3), atol=1)
 
 
 @pytest.mark.parametrize('settings', [{'mean': 0.3, 'std': 0.2}, {'mean': (0.3,), 'std': [0.2]}])

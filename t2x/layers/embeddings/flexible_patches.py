@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
-from t2x.layers.embeddings.token_embeddings import PatchEmbedding
+from t2x.layers.embeddings.patches import PatchEmbedding
 
 __all__ = ['FlexiblePatches', 'resample_patches']
 

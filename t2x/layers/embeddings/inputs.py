@@ -9,7 +9,7 @@ from t2x.layers.tokens import Tokens
 
 __all__ = ['Embedder', 'Input', 'InputKind', 'TextEmbedding']
 
-InputKind = Literal['ids', 'image', 'audio', 'series', 'boxes']
+InputKind = Literal['ids', 'image', 'video', 'audio', 'series', 'boxes']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Input:
   """Describes an input array of a model.
 
   Attributes:
-    kind: 'ids' (token ids), 'image' (pixels), 'audio' (frames of features), 'series' (values over time) or 'boxes'.
+    kind: 'ids' (token ids), 'image' (pixels), 'video' (pixels of frames), 'audio' (frames of features), 'series' (values over time) or 'boxes'.
     shape: shape of one example; None for sizes that may differ.
     dtype: dtype of the array.
     max_length: maximum length in tokens; None: unlimited.

@@ -1,9 +1,8 @@
-"""Embeddings of token ids and of image patches.
+"""Embeddings of token ids.
 
 Each embedding maps inputs and per-token metadata to vectors and their metadata.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,13 +15,13 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
-from t2x.layers.embeddings.inputs import Embedder, Input, TextEmbedding
-from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
+from t2x.layers.embeddings.inputs import Input, TextEmbedding
+from t2x.layers.initializers import build_context, normal, xavier_uniform
 from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed, on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
 from t2x.layers.tokens import Tokens
 
-__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding']
+__all__ = ['FactorisedEmbedding', 'TokenEmbedding']
 
 
 class TokenEmbedding(nnx.Module):
@@ -151,100 +150,6 @@ class FactorisedEmbedding(TokenEmbedding):
     """Computes the logits in float32, with the transposed projection and table."""
     narrow = x * self.logit_scale @ self.projection.kernel[...].astype(x.dtype).T
     return float32_logits(narrow, self.table[...].astype(x.dtype))[..., : self.vocab_size]
-
-
-class PatchEmbedding(nnx.Module):
-  """Embeds images as one token per patch, after a class token (ViT, https://arxiv.org/abs/2010.11929).
-
-  Args:
-    d_model: width of the tokens.
-    patch_size: side of the square patches, in pixels.
-    channels: number of channels of the images.
-    class_token: whether to prepend a learned token to the patches.
-    num_registers: number of further learned tokens, after the class token (Darcet et al. 2023,
-      https://arxiv.org/abs/2309.16588).
-    use_bias: whether the projection has a bias.
-    init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
-      of a convolution with stride `patch_size` (HWIO).
-  """
-
-  implements = (Embedder,)
-  input: Input
-  num_extra: int
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    patch_size: Size,
-    channels: Size = 3,
-    class_token: bool = True,
-    num_registers: Natural = 0,
-    use_bias: bool = True,
-    init: Initializer = lecun_normal(),
-    rngs: nnx.Rngs,
-  ):
-    self.patch_size = patch_size
-    self.input = Input('image', (None, None, channels), 'float32')
-    self.num_extra = class_token + num_registers
-    self.projection = Linear(
-      (patch_size, patch_size, channels),
-      (d_model,),
-      ('patch', 'patch', 'channels', 'embed'),
-      init=init,
-      use_bias=use_bias,
-      kind='filter',
-      rngs=rngs,
-    )
-    self.class_token = (
-      param(zeros(), (d_model,), ('embed',), rngs, kind='vector') if class_token else None
-    )
-    # Equal registers would remain equal.
-    shape, axes = (num_registers, d_model), ('registers', 'embed')
-    self.registers = (
-      param(normal(0.02), shape, axes, rngs, kind='vector') if num_registers else None
-    )
-
-  def __call__(
-    self, images: Float[Array, 'batch height width channels'], tokens: Tokens | None = None
-  ) -> tuple[Float[Array, 'batch tokens d_model'], Tokens]:
-    """Returns the vectors of the patches, row by row from the top left, and their metadata.
-
-    Args:
-      images: pixels.
-      tokens: metadata of the class token, the registers and the patches, to which the grid is added; None: `Tokens.row`.
-
-    Raises:
-      UserError: height or width is not a multiple of patch_size, or the number of channels or of `tokens`
-        does not match.
-    """
-    batch, height, width, channels = images.shape
-    patch = self.patch_size
-    kernel = self.projection.kernel[...]
-    if height % patch or width % patch:
-      raise UserError(
-        f'images of {height} x {width} pixels do not divide into patches of {patch} x {patch}: '
-        'resize them or change PatchEmbedding.patch_size'
-      )
-    if channels != kernel.shape[2]:
-      raise UserError(
-        f'images have {channels} channels, but PatchEmbedding.channels = {kernel.shape[2]}: make them equal'
-      )
-    rows, columns = height // patch, width // patch
-    x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
-    x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
-    for extra in (self.registers, self.class_token):
-      if extra is not None:
-        vectors = extra[...].reshape(-1, x.shape[-1])
-        first = broadcast(vectors, (batch, *vectors.shape), x.dtype)
-        x = jnp.concatenate([first, x], axis=1)
-    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
-    if tokens.positions.shape[1] != x.shape[1]:
-      raise UserError(
-        f'metadata of {tokens.positions.shape[1]} tokens for an image of {x.shape[1]} tokens '
-        f'({rows} x {columns} patches): pass metadata for each token of the image'
-      )
-    return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=self.num_extra)
 
 
 def round_up(size: int, multiple: int) -> int:

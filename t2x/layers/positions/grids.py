@@ -1,5 +1,4 @@
-"""Position encodings of image patches: a learned table that is interpolated for other image sizes (ViT,
-https://arxiv.org/abs/2010.11929), sines and cosines of row and column (MoCo v3, MAE), a bias on the scores by the
+"""Position encodings of image patches: sines and cosines of row and column (MoCo v3, MAE), a bias on the scores by the
 offset in rows and columns (Swin; convolution by attention), or rotations by row and column (DINOv3)."""
 
 import functools
@@ -14,96 +13,21 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Size
-from t2x.layers.dtypes import Dtypes, broadcast, gather
+from t2x.layers.dtypes import Dtypes, gather
 from t2x.layers.initializers import normal, truncated_normal
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.positions.encoding import PositionEncoding, frequencies, rotate_pairs
+from t2x.layers.positions.learned_grids import grid_sides
 from t2x.layers.tokens import Tokens, grid_places
 
 __all__ = [
   'GridBias',
   'GridRoPE',
-  'LearnedGrid',
   'LogGridBias',
   'QuadraticGridBias',
   'ScaledSinusoidalGrid',
   'SinusoidalGrid',
-  'resize_grid',
 ]
-
-
-Interpolation = Literal['cubic', 'linear']
-
-
-class LearnedGrid(PositionEncoding):
-  """Learned position vectors of extra tokens and of the patches of a grid.
-
-  Args:
-    d_model: width of the tokens.
-    height: number of rows of the trained grid, in patches.
-    width: number of columns of the trained grid, in patches.
-    num_extra: number of tokens before the patches that have a vector, the first ones (the class token). Others, such
-      as registers, have none.
-    interpolation: how the table is resized for another grid; 'linear' in FlexiViT.
-    init: initialiser of the table [num_extra + height * width, d_model].
-  """
-
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    height: Size,
-    width: Size,
-    num_extra: Natural = 1,
-    interpolation: Interpolation = 'cubic',
-    init: Initializer = normal(0.02),
-    rngs: nnx.Rngs,
-  ):
-    self.height = height
-    self.width = width
-    self.num_extra = num_extra
-    self.interpolation: Interpolation = interpolation
-    shape = num_extra + height * width, d_model
-    self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
-
-  def embed(self, x, tokens):
-    """Adds the position vectors to `x`, interpolated unless the grid is the trained one.
-
-    Raises:
-      UserError: the tokens have no grid of rows and columns, or fewer than `num_extra` tokens before it.
-    """
-    num_extra, num_plain = self.num_extra, max(tokens.num_extra - self.num_extra, 0)
-    grid = _grid(x, tokens, num_extra + num_plain, 'LearnedGrid')
-    table = self.table[...]
-    if grid != (self.height, self.width):
-      old = self.height, self.width
-      table = resize_grid(table, old, grid, num_extra, self.interpolation)
-    if num_plain:
-      plain = jnp.zeros((num_plain, table.shape[1]), table.dtype)
-      table = jnp.concatenate([table[:num_extra], plain, table[num_extra:]])
-    return x + broadcast(table, x.shape, x.dtype)
-
-
-def resize_grid(
-  table: Float[Array, 'old_tokens d_model'],
-  old: tuple[int, int],
-  new: tuple[int, int],
-  num_extra: int = 0,
-  interpolation: Interpolation = 'cubic',
-) -> Float[Array, 'new_tokens d_model']:
-  """Interpolates a table of position vectors to another grid size, in float32 and with antialiasing.
-
-  Args:
-    table: position vectors of the extra tokens and of the grid, row by row.
-    old: (rows, columns) of the table's grid.
-    new: (rows, columns) of the result's grid.
-    num_extra: number of extra tokens, whose vectors are not changed.
-    interpolation: 'cubic' or 'linear', in both dimensions.
-  """
-  extra, patches = table[:num_extra], table[num_extra:]
-  image = patches.astype(jnp.float32).reshape(*old, -1)
-  image = jax.image.resize(image, (*new, image.shape[-1]), method=interpolation)
-  return jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
 
 
 class SinusoidalGrid(PositionEncoding):
@@ -375,15 +299,5 @@ class GridRoPE(PositionEncoding):
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
   """Returns the rows and columns of the tokens' grid."""
-  if tokens.grid is None or len(tokens.grid) != 2:
-    raise UserError(
-      f'{name} needs a grid of rows and columns, but the tokens have the grid {tokens.grid}: use an '
-      'embedding that sets Tokens.grid, such as PatchEmbedding'
-    )
-  rows, columns = tokens.grid
-  if x.shape[1] != num_extra + rows * columns:
-    raise UserError(
-      f'{x.shape[1]} tokens are not {num_extra} (class tokens and registers) plus those of a grid of '
-      f'{rows} x {columns}: set {name}.num_extra to the number of class tokens'
-    )
+  rows, columns = grid_sides(x, tokens, num_extra, name, 2)
   return rows, columns

@@ -13,17 +13,24 @@ from t2x.layers.tokens import Tokens
 __all__: list[str] = []
 
 
-def grid_of(part: Any, tokens: Tokens) -> tuple[int, ...]:
+def grid_of(part: Any, tokens: Tokens, *, extra: bool = False) -> tuple[int, ...]:
   """Returns the sides of the grid that the tokens of each row fill.
+
+  Args:
+    part: the part, for the message.
+    tokens: the tokens.
+    extra: whether tokens may be before the grid.
 
   Raises:
     UserError: the tokens have no grid, others precede it, or rows are packed or padded.
   """
-  if tokens.grid is None or tokens.num_extra or tokens.segments is not None:
+  is_preceded = tokens.num_extra and not extra
+  if tokens.grid is None or is_preceded or tokens.segments is not None:
+    advice = '' if extra else ' without class token (PatchEmbedding.class_token = False)'
     raise UserError(
       f'{type(part).__name__} needs one grid of tokens per row, but the tokens have the grid {tokens.grid}, '
-      f'{tokens.num_extra} before it, and {"no " if tokens.segments is None else ""}segments: use patches of images '
-      'without class token (PatchEmbedding.class_token = False)'
+      f'{tokens.num_extra} before it, and {"no " if tokens.segments is None else ""}segments: use patches of images'
+      f'{advice}'
     )
   return tokens.grid
 

@@ -60,10 +60,7 @@ class Windowed(nnx.Module):
       raise UserError(f'Windowed.shift = {shift} must be less than Windowed.size = {size}')
     self.mixer = mixer(d_model, rngs=rngs)
     self.size, self.shift = size, shift
-    if 'extras' in self.mixer.reads:
-      raise UserError(
-        'Windowed.mixer passes arrays to later layers (value residuals), whose windows may differ: leave them out'
-      )
+    check_extras(self)
 
   @property
   def reads(self) -> frozenset[str]:
@@ -85,17 +82,47 @@ class Windowed(nnx.Module):
     batch, number = len(x), windows.number
     regions = windows.segments()
     segments = None if regions is None else jnp.tile(jnp.asarray(regions), (batch, 1))
-    key = call.key
-    if key is not None and key.ndim:
-      key = jax.vmap(fold_in, (None, 0), 1)(key, jnp.arange(number)).reshape(-1)
     tokens = Tokens.row(math.prod(windows.sides), segments=segments, grid=windows.sides)
     rows = constrain(windows.split(x), 'batch', 'length', 'embed')
-    result = self.mixer(rows, dataclasses.replace(call, tokens=tokens, pattern=Full(), key=key))
-    losses = {name: a.reshape(batch, number).mean(axis=1) for name, a in result.aux.losses.items()}
-    aux = dataclasses.replace(result.aux, losses=losses)
+    result = mix_rows(self.mixer, rows, call, tokens, number)
     recorded = {name: windows.between_all(a) for name, a in result.recorded.items()}
-    return Result(
-      constrain(windows.join(result.x), 'batch', 'length', 'embed'), aux=aux, recorded=recorded
+    joined = constrain(windows.join(result.x), 'batch', 'length', 'embed')
+    return Result(joined, aux=result.aux, recorded=recorded)
+
+
+def mix_rows(
+  mixer: Sublayer,
+  rows: Float[Array, 'rows tokens d_model'],
+  call: Call,
+  tokens: Tokens,
+  number: int,
+) -> Result:
+  """Applies a mixer to parts of the rows of a batch as rows of their own.
+
+  Args:
+    mixer: the token mixer; it sees all tokens of a part.
+    rows: the parts, those of one row of the batch one after another.
+    call: the call of the whole rows.
+    tokens: metadata of the tokens of a part.
+    number: number of parts of each row.
+
+  Returns:
+    The result of the parts, with dropout keys of their own and the losses of the rows of the batch.
+  """
+  key = call.key
+  if key is not None and key.ndim:
+    key = jax.vmap(fold_in, (None, 0), 1)(key, jnp.arange(number)).reshape(-1)
+  result = mixer(rows, dataclasses.replace(call, tokens=tokens, pattern=Full(), key=key))
+  losses = {name: a.reshape(-1, number).mean(axis=1) for name, a in result.aux.losses.items()}
+  return dataclasses.replace(result, aux=dataclasses.replace(result.aux, losses=losses))
+
+
+def check_extras(part: Any) -> None:
+  """Raises UserError if the mixer of a part passes arrays from layer to layer."""
+  if 'extras' in part.mixer.reads:
+    kind = type(part).__name__
+    raise UserError(
+      f'{kind}.mixer passes arrays to later layers (value residuals), whose windows may differ: leave them out'
     )
 
 
@@ -156,17 +183,20 @@ class Windows:
     self, probabilities: Float[Array, 'rows heads tokens tokens']
   ) -> Float[Array, 'batch heads length length']:
     """Returns probabilities between all tokens of the grid from those in its windows."""
-    length = math.prod(self.grid)
-    filling = [(0, full - side) for full, side in zip(self.padded, self.grid, strict=True)]
-    # Zeros that fill up the grid have one more place, which is left out in the end.
-    places = np.pad(np.arange(length).reshape(self.grid), filling, constant_values=length)
-    places = np.roll(places, [-shift for shift in self.shifts], range(len(self.grid)))
-    places = self._windows(places[None]).reshape(self.number, -1)
+    length, places = math.prod(self.grid), self.places()
     _, heads, size, _ = probabilities.shape
     own = probabilities.reshape(-1, self.number, heads, size, size).swapaxes(1, 2)
     result = jnp.zeros((len(own), heads, length + 1, length + 1), own.dtype)
     result = result.at[:, :, places[:, :, None], places[:, None, :]].set(own)
     return result[:, :, :length, :length]
+
+  def places(self) -> Int[np.ndarray, 'windows tokens']:
+    """Returns the index in the grid of the tokens of each window; for zeros that fill up the grid, its number of tokens."""
+    length = math.prod(self.grid)
+    filling = [(0, full - side) for full, side in zip(self.padded, self.grid, strict=True)]
+    places = np.pad(np.arange(length).reshape(self.grid), filling, constant_values=length)
+    places = np.roll(places, [-shift for shift in self.shifts], range(len(self.grid)))
+    return self._windows(places[None]).reshape(self.number, -1)
 
   def _windows(self, x: Any) -> Any:
     """Reshapes [batch, *padded, ...] to [batch, *numbers, *sides, ...], for arrays of JAX or NumPy."""
