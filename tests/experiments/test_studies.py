@@ -50,6 +50,8 @@ SWEEPS = {
   'architectures/distillation': (2, 3),
   'architectures/images': (6, 3),
   'architectures/images_full': (6, 5),
+  'architectures/rates': (6, 1),
+  'architectures/unlabelled': (2, 3),
   'objectives/pretraining': (10, 3),
   'objectives/pretraining_full': (10, 5),
   'objectives/sentiment': (12, 3),
@@ -81,6 +83,7 @@ NIGHTLY = {
   'objectives/sentiment',
   'objectives/sentiment_full',
   'objectives/words_full',
+  'architectures/rates',
 }
 # Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked with every
 # commit.

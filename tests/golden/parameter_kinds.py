@@ -56,6 +56,19 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
   return [partial(layers.AttentionFree, W, num_heads=H, bias=bias) for bias in biases]
 
 
+FORECASTER = partial(
+  models.AutoregressiveForecaster,
+  d_model=W,
+  channels=1,
+  context=N,
+  horizon=2,
+  lags=(1, 2),
+  encoder=partial(models.Encoder, stack=STACK),
+  decoder=partial(
+    models.Decoder,
+    stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
+  ),
+)
 PARTS = [
   *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
   *_width(layers.GatedMLP, hidden_dim=32, use_bias=True),
@@ -151,21 +164,12 @@ PARTS = [
   partial(models.Decomposition, N, window=3),
   partial(layers.SinusoidTables, W, ('hour',)),
   partial(
-    models.AutoregressiveForecaster,
-    d_model=W,
-    channels=1,
-    context=N,
-    horizon=2,
-    lags=(1, 2),
-    calendar=('hour',),
+    FORECASTER,
+    calendar=('month', 'weekday', 'hour', 'minute'),
     encoder_values=layers.CircularConvolution,
     tables=layers.CalendarTables,
-    encoder=partial(models.Encoder, stack=STACK),
-    decoder=partial(
-      models.Decoder,
-      stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
-    ),
   ),
+  partial(FORECASTER, calendar=('hour',)),
   partial(
     models.Forecaster,
     context=N,
