@@ -35,7 +35,7 @@ def sentence(results: Results) -> str:
     lead = f'So far, {lead}'
   elif len(compared) != 1:
     lead = lead[0].upper() + lead[1:]
-  return f'{lead}; {_seeds(results)}; {matched(results)}{_caution(compared)}.'
+  return f'{lead}; {_seeds(results)}; {matched(results)}{_caution(results, compared)}.'
 
 
 def _single(results: Results, row: Row) -> str:
@@ -114,10 +114,14 @@ def _size(results: Results, row: Row) -> str:
   return size
 
 
-def _caution(compared: Sequence[Row]) -> str:
-  """Returns what the intervals leave out; '' without intervals, or if they leave out nothing that is known."""
+def _caution(results: Results, compared: Sequence[Row]) -> str:
+  """Returns why the verdicts are exploratory, and what the intervals leave out; '' if there is neither."""
+  reason = results.level.exploratory
+  text = f'; exploratory: {reason}' if reason else ''
   counts = {row.comparison.examples for row in compared if row.comparison and row.comparison.pairs}
-  return '; the intervals leave out the noise of the evaluated examples' if None in counts else ''
+  if None in counts:
+    text += '; the intervals leave out the noise of the evaluated examples'
+  return text
 
 
 def _baseline(results: Results) -> str:

@@ -11,6 +11,7 @@ from t2x.base.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
 from t2x.sweeps.report import read_results, watch, write_report
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks, record_look
+from t2x.sweeps.report.summary import sentence
 
 
 def plan_of(folder, seeds, max_seeds=None):
@@ -142,6 +143,7 @@ def test_seeds_that_were_added_after_a_report_make_it_exploratory(sweep):
   text = (folder / 'report.md').read_text()
   reason = f'Exploratory: the sweep was reported with 3 seeds on {first.date} before it got 5'
   assert reason in text and reason in (folder / 'report.html').read_text()
+  assert reason.replace('Exploratory', '; exploratory') in sentence(read_results(folder))
   assert '`t2x sweep --confirm`' in text.replace('\\', '')
   # The first report does not become exploratory.
   write_plan(folder, dataclasses.replace(whole, trials=few))
