@@ -161,11 +161,11 @@ class DrawnForecasts(ForecastEvaluator):
     assert isinstance(task, Forecast)
     names = task.series_source.channels
     return Evaluation(
-      {}, (), {name: self._picture(pairs, channel) for channel, name in enumerate(names)}
+      {}, (), {name: self._picture(pairs, channel, name) for channel, name in enumerate(names)}
     )
 
   def _picture(
-    self, pairs: Sequence[tuple[Mapping[str, Any], np.ndarray]], channel: int
+    self, pairs: Sequence[tuple[Mapping[str, Any], np.ndarray]], channel: int, name: str
   ) -> np.ndarray:
     """Returns a picture of one channel, uint8 [height, width, 3]."""
     try:
@@ -190,5 +190,7 @@ class DrawnForecasts(ForecastEvaluator):
       axis.tick_params(labelsize=7)
     for axis in axes[len(pairs) :]:
       axis.remove()
+    figure.supxlabel('values after the context', fontsize=8)
+    figure.supylabel(name, fontsize=8)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -58,6 +58,7 @@ SWEEPS = {
   'objectives/sentiment_full': (12, 5),
   'objectives/words': (12, 3),
   'objectives/words_full': (12, 5),
+  'video/digit': (4, 3),
   'video/direction': (4, 3),
 }
 # The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
@@ -84,6 +85,7 @@ NIGHTLY = {
   'objectives/sentiment_full',
   'objectives/words_full',
   'architectures/rates',
+  'video/digit',
 }
 # Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked with every
 # commit.
