@@ -13,6 +13,7 @@ from t2x.base.calendar import CALENDAR_SIZES, CalendarField
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers import (
+  CalendarEmbedding,
   Initializer,
   Input,
   Linear,
@@ -74,7 +75,7 @@ class AutoregressiveForecaster(nnx.Module):
     calendar: Sequence[CalendarField],
     scaler: Scaler = MeanScaler(),
     encoder_values: Callable[..., ValueEmbedding] = linear_values,
-    tables: Callable[..., Any] | None = None,
+    tables: Callable[..., CalendarEmbedding] | None = None,
     encoder: Callable[..., Body] = Encoder,
     decoder: Callable[..., Body] = Decoder,
     distribution: ForecastDistribution = StudentT(),

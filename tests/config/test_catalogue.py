@@ -55,8 +55,10 @@ def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   vision = ['DistilledVisionTransformer', 'FlexibleVisionTransformer', 'PixelClassifier']
   assert sorted(names['Model']) == sorted(
     [
+      'AutoregressiveForecaster',
       'DETR',
       'EncoderDecoder',
+      'Forecaster',
       'LanguageModel',
       'OneStream',
       'TwoTower',
@@ -138,9 +140,10 @@ def test_all_parts_of_the_shipped_configs_are_listed(interfaces):
     for name in re.findall(r'@(?:\w+/)*(\w+)', re.sub('#.*', '', file.read_text()))
   }
   assert len(used) > 50
-  # Functions of words that only BrownWords takes, an order of layers, a packing, which is called with a length, and a rule
-  # of captions.
-  functions = {'name_spans', 'parts_of_speech', 'cycle_reverse', 'FullRows', 'scene_is_right'}
+  # Functions of words that only BrownWords takes, an order of layers, packings, which are called with a length, a rule of captions,
+  # names of tokens, and a function of a text.
+  functions = {'name_spans', 'parts_of_speech', 'cycle_reverse', 'scene_is_right'}
+  functions |= {'FullRows', 'BestFitDocuments', 'speech_tokens', 'plain_words'}
   assert used - functions <= listed
 
 

@@ -12,17 +12,19 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, TextFiles
+from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, SeriesFile, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
-from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
+from t2x.models import Block, Decoder, LanguageModel, Output, PointForecast, Stack, TiedHead
 from t2x.tasks import (
   AudioClassification,
+  AutoregressiveForecast,
   AuxiliaryOutput,
   Captions,
   CausalLM,
   Denoising,
   Detection,
+  Forecast,
   ImageClassification,
   ImageModality,
   LanguageModelling,
@@ -48,6 +50,7 @@ from t2x.tasks import (
   Transcription,
   Translation,
   VersionContrast,
+  VideoClassification,
   WordClassification,
 )
 from t2x.train import Trainer
@@ -84,6 +87,7 @@ PIXELS = {
   'tokenizer': Palette(num_colours=400),
   'image_shape': (3, 3, 1),
 }
+SERIES = SeriesFile(path='none', time='time', columns=['a', 'b'], minutes=60, rows=(1, 1, 1))
 TASKS = {
   'causal_lm': CausalLM(**TEXT, length=8),
   'masked_lm': MaskedLM(**TEXT, length=16, rate=0.3),
@@ -98,6 +102,9 @@ TASKS = {
   ),
   'image_classification': ImageClassification(
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
+  ),
+  'video_classification': VideoClassification(
+    source=NoSource(), video_shape=(4, 2, 2, 1), num_classes=CLASSES
   ),
   'semantic_segmentation': SemanticSegmentation(
     source=NoSource(), image_shape=(4, 4, 1), num_classes=CLASSES
@@ -131,6 +138,10 @@ TASKS = {
     ),
     prompt=('<|en|>',),
     target_length=6,
+  ),
+  'forecast': Forecast(source=SERIES, context=4, horizon=2),
+  'autoregressive_forecast': AutoregressiveForecast(
+    source=SERIES, context=4, horizon=2, calendar=['hour']
   ),
   'pixels': PixelLM(**PIXELS),
   'pixel_classes': PixelClassification(
@@ -170,8 +181,10 @@ def batch_of(task, num_rows=8, seed=0):
 
   def array(name, spec):
     shape, column = spec.shape, shares[:, None]
-    if name in ('image', 'audio') or (name == 'source' and spec.dtype == jnp.float32):
+    if name in ('image', 'video', 'audio') or (name == 'source' and spec.dtype == jnp.float32):
       return rng.normal(size=shape)
+    if name == 'future':
+      return np.where(rng.random(shape) < 0.3, np.nan, rng.normal(size=shape))
     if name == 'weight':
       return rng.permutation(np.arange(num_rows) % 3 > 0)
     if name in ('weights', 'word_weights'):
@@ -242,6 +255,20 @@ class Pixels(nnx.Module):
     return Output(images.reshape(len(images), -1) @ self.classes[...])
 
 
+class Lines(nnx.Module):
+  """Forecasts of two values that are linear in the context."""
+
+  distribution = PointForecast()
+
+  def __init__(self, rngs):
+    self.table = param(normal(1.0), (4, 2), (None, 'embed'), rngs, kind='table')
+
+  def __call__(self, series, *rest, key=None):
+    x = jnp.einsum('bcd,ch->bhd', series, self.table[...])[..., None]
+    ones = jnp.ones((len(x), 1, x.shape[2]))
+    return Output(x, heads={'loc': 0 * ones, 'scale': ones})
+
+
 class WithQuestion(Pixels):
   """Class logits that ignore the question."""
 
@@ -275,8 +302,10 @@ class Queries(nnx.Module):
 
 def model_of(task):
   """A model with which a step compiles quickly."""
-  if isinstance(task, ImageClassification | AudioClassification):
+  if isinstance(task, ImageClassification | VideoClassification | AudioClassification):
     return Pixels(nnx.Rngs(0))
+  if isinstance(task, Forecast):
+    return Lines(nnx.Rngs(0))
   if isinstance(task, SemanticSegmentation):
     return Shades(nnx.Rngs(0))
   if isinstance(task, PictureQuestions):

@@ -29,6 +29,7 @@ from t2x.data import (
   RandomResizedCrop,
   SampledPieces,
   SceneQuestions,
+  SeriesFile,
   SpokenStrings,
   TextFiles,
   WholeWords,
@@ -93,6 +94,9 @@ def write_data(folder):
     lines['spans'].append(
       {'question': words[0], 'context': text, 'answers': [words[2]], 'starts': [start]}
     )
+  hours = np.datetime64('2024-01-01T00') + np.arange(COUNT + 40).astype('timedelta64[h]')
+  values = ''.join(f'{hour},{i % 7},{i % 5}\n' for i, hour in enumerate(hours))
+  (folder / 'series.csv').write_text(f'time,a,b\n{values}')
   for name, objects in lines.items():
     (folder / f'{name}.jsonl').write_text(''.join(json.dumps(one) + '\n' for one in objects))
 
@@ -123,10 +127,30 @@ def recordings(folder):
   ]
 
 
+def series(folder):
+  """Tasks of time series."""
+  settings = {
+    'source': SeriesFile(
+      path=str(folder / 'series.csv'),
+      time='time',
+      columns=['a', 'b'],
+      minutes=60,
+      rows=(COUNT, 20, 20),
+    ),
+    'context': 6,
+    'horizon': 2,
+  }
+  return [
+    t2x.tasks.Forecast(**settings),
+    t2x.tasks.AutoregressiveForecast(**settings, calendar=('hour',)),
+  ]
+
+
 def images_and_recordings(folder):
   """Tasks whose inputs are no texts."""
   return [
     *recordings(folder),
+    *series(folder),
     t2x.tasks.ImageClassification(
       source=Digits(),
       image_shape=(8, 8, 1),

@@ -19,6 +19,7 @@ from t2x.layers.positions.encoding import frequencies
 from t2x.layers.tokens import Tokens
 
 __all__ = [
+  'CalendarEmbedding',
   'CalendarTables',
   'CircularConvolution',
   'SeriesPatches',
@@ -95,6 +96,17 @@ class ValueEmbedding(Protocol):
     ...
 
 
+@runtime_checkable
+class CalendarEmbedding(Protocol):
+  """Embeds the calendar of each time. Built as `CalendarEmbedding(d_model, fields, rngs=rngs)`."""
+
+  def __call__(
+    self, calendar: Int[Array, 'batch length fields']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the vectors of the times."""
+    ...
+
+
 def linear_values(
   d_model: int, num_features: int, *, init: Initializer = lecun_normal(), rngs: nnx.Rngs
 ) -> ValueEmbedding:
@@ -165,6 +177,8 @@ class CalendarTables(nnx.Module):
     init: initialiser of the tables.
   """
 
+  implements = (CalendarEmbedding,)
+
   def __init__(
     self,
     d_model: int,
@@ -195,6 +209,8 @@ class SinusoidTables(nnx.Module):
     d_model: width of the tokens; even.
     fields: fields of the calendar.
   """
+
+  implements = (CalendarEmbedding,)
 
   def __init__(self, d_model: int, fields: Sequence[CalendarField], *, rngs: nnx.Rngs):
     if d_model % 2:

