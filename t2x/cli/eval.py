@@ -19,7 +19,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_json(parser)
   add_processes(parser)
   parser.add_argument(
-    '--split', metavar='NAME', help="split of the data source (default: the task's eval_split)"
+    '--split',
+    metavar='NAME',
+    help="split of the data source, for Experiment.evaluations too (default: the task's eval_split; each of "
+    'Experiment.evaluations has its own)',
   )
   parser.add_argument(
     '--limit',
@@ -55,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     processes=join(args),
     batch_size=args.batch_size,
   )
+  result = loaded.evaluation(args.split, num_examples=args.limit)
   split = args.split or loaded.task.eval_split
-  result = loaded.evaluation(split, num_examples=args.limit)
   if args.processes.first:
     _print({'step': loaded.step, 'split': split, **result.metrics}, result.samples, args.json)
     if args.pictures is not None:

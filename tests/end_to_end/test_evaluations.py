@@ -13,7 +13,9 @@ LENGTHS = """
 Experiment.evaluations = {'2x': @twice/Losses(), 'masked': @masked/Losses()}
 Losses.every = 0
 twice/Losses.task = @twice/CausalLM()
-masked/Losses.task = @MaskedLM()
+masked/Losses:
+  task = @MaskedLM()
+  split = 'train'
 twice/CausalLM.length = 128
 MaskedLM:
   source = @TextFiles()
@@ -45,6 +47,10 @@ def test_only_the_last_step_has_the_metrics_of_further_tasks(config, t2x, metric
   alone = json.loads(told)
   for name in own:
     assert math.isclose(alone[name], last[f'2x/{name}'], rel_tol=1e-6), name
+  # `t2x eval` reads the splits of the evaluators, unless `--split` has another.
+  assert math.isclose(alone['masked/loss'], last['masked/loss'], rel_tol=1e-6)
+  code, told, _ = t2x('eval', out, '--json', '--split', 'validation')
+  assert json.loads(told)['masked/eval_tokens'] != last['masked/eval_tokens']
   maps = "{'2x': @twice/Losses(), 'masked': @masked/Losses(), 'maps': @AttentionMaps()}"
   drawn = f'--gin.Experiment.evaluations={maps}', "--gin.AttentionMaps.texts=['ab']"
   code, _, told = t2x('eval', out, '--limit', 1, '--pictures', tmp_path / 'pictures', *drawn)
