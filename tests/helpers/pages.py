@@ -131,7 +131,7 @@ SHORT = {
   'CompletedImages': ['CompletedImages.num_examples=1', 'CompletedImages.num_samples=1'],
   'DrawnScenes': ["DrawnScenes.examples={'train': 300, 'validation': 30, 'test': 20}"],
   'MovingDigits': ['MovingDigits.train_examples=300'],
-  'FrameWords': ['FrameWords.num_words=20', 'FrameWords.num_frames=300', 'vocab_size=100'],
+  'FrameWords': ['FrameWords.num_words=60', 'FrameWords.num_frames=300', 'vocab_size=170'],
   'DrawnTexts': ['DrawnTexts.num_examples=2'],
   'Translations': ['Translations.num_examples=2'],
   'WordErrors': ['WordErrors.num_examples=2'],
