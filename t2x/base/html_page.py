@@ -19,7 +19,7 @@ def html_page(
   """Returns a page.
 
   Args:
-    body: HTML file with what stands between the body tags, without scripts; `{{title}}` is the title.
+    body: HTML file with the content of the body element, without scripts; `{{title}}` is the title.
     title: title of the page, as plain text.
     styles: CSS files, in this order.
     scripts: JavaScript files, in this order.

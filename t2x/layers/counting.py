@@ -1,6 +1,6 @@
 """Scopes of operations that model FLOPs count in a way of their own (see `t2x.train.logs.flops`).
 
-They are context managers and decorators, and change nothing else.
+They are context managers and decorators without other effects.
 """
 
 import re

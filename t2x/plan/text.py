@@ -189,7 +189,7 @@ def _settings(variant: Variant) -> str:
 
 
 def assumptions(plan: Plan) -> list[str]:
-  """Returns what the numbers of the plan rest on."""
+  """Returns the assumptions behind the numbers of the plan."""
   variant, device = plan.base.variant, plan.request.device
   task = variant.program.experiment.task
   assert task is not None  # A variant is complete.

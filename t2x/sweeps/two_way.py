@@ -91,7 +91,7 @@ def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | 
   Args:
     values: as for `paired`.
     planned: number of planned comparisons with this baseline, which chooses the test. Results do not: variants
-      that failed change nothing.
+      that failed do not change it.
 
   Returns:
     The two-way model and paired t tests, or the reverse with fewer than `FEWEST` planned comparisons. With a single

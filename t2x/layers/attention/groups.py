@@ -31,7 +31,7 @@ def attend_in_groups(
   """Attends from each token to the nearest tokens of its group, in the order of the row.
 
   Several rounds are averaged with the weights of their softmax denominators. Which tokens are visible depends
-  only on those between the query and the key, so that later tokens and other groups change nothing.
+  only on those between the query and the key, so that later tokens and other groups have no effect.
 
   Args:
     q: scaled queries.

@@ -116,7 +116,7 @@ class Ring(Kernel):
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-  """The way of the keys.
+  """How the keys move between devices.
 
   Attributes:
     zigzag: whether device i of n computes with the parts i and 2 n - 1 - i of a row cut into 2 n, instead

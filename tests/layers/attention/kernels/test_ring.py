@@ -1,4 +1,4 @@
-"""The way of the keys in ring attention, and when it is chosen; see tests/multi_device for its results."""
+"""How the keys move in ring attention, and when it is chosen; see tests/multi_device for its results."""
 
 import jax
 import jax.numpy as jnp
