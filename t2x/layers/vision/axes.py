@@ -4,7 +4,7 @@ https://arxiv.org/abs/2102.05095; ViViT: Arnab et al. 2021, https://arxiv.org/ab
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,12 +18,12 @@ from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Merge, Result, Sublayer
 from t2x.layers.tokens import Tokens
 from t2x.layers.vision.grids import check_full, grid_of
-from t2x.layers.vision.windowed import Windows, check_extras, mix_rows
+from t2x.layers.vision.windowed import MixerOfParts, Windows, mix_rows
 
 __all__ = ['AlongAxes', 'MeanOverAxes']
 
 
-class AlongAxes(nnx.Module):
+class AlongAxes(MixerOfParts):
   """Applies a token mixer along some axes of the grid that the tokens fill: tokens that differ in no other axis are a row of the
   mixer, such as those of one frame (axes 1 and 2 of a video) or those of one place in all frames (axis 0).
 
@@ -42,9 +42,6 @@ class AlongAxes(nnx.Module):
       are packed, the pattern is not Full(), or `with_extra` is False and no tokens are before the grid.
   """
 
-  implements = (Sublayer,)
-  max_length: int | None = None
-
   def __init__(
     self,
     d_model: int,
@@ -54,19 +51,8 @@ class AlongAxes(nnx.Module):
     with_extra: bool = True,
     rngs: nnx.Rngs,
   ):
-    self.mixer = mixer(d_model, rngs=rngs)
+    super().__init__(d_model, mixer, rngs)
     self.axes, self.with_extra = checked(self, axes), with_extra
-    check_extras(self)
-
-  @property
-  def reads(self) -> frozenset[str]:
-    return (self.mixer.reads & {'encoding', 'record.probabilities'}) | {'pattern'}
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
-    """Raises UserError: a row of the mixer is not known before all of its tokens are."""
-    raise UserError(
-      'AlongAxes cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
-    )
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None

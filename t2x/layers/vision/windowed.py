@@ -24,7 +24,41 @@ from t2x.layers.vision.grids import check_full, grid_of
 __all__ = ['Windowed']
 
 
-class Windowed(nnx.Module):
+class MixerOfParts(nnx.Module):
+  """Base class of sublayers that apply a token mixer to parts of the rows of a grid, as rows of their own.
+
+  Args:
+    d_model: width of the input and output.
+    mixer: builds the token mixer.
+    rngs: random keys of the initial parameters.
+
+  Raises:
+    UserError: the mixer passes arrays from layer to layer.
+  """
+
+  implements = (Sublayer,)
+  max_length: int | None = None
+
+  def __init__(self, d_model: int, mixer: Callable[..., Sublayer], rngs: nnx.Rngs):
+    self.mixer = mixer(d_model, rngs=rngs)
+    if 'extras' in self.mixer.reads:
+      raise UserError(
+        f'{type(self).__name__}.mixer passes arrays to later layers (value residuals), whose windows may differ: '
+        'leave them out'
+      )
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return (self.mixer.reads & {'encoding', 'record.probabilities'}) | {'pattern'}
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
+    """Raises UserError: a part is not known before all of its tokens are."""
+    raise UserError(
+      f'{type(self).__name__} cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
+    )
+
+
+class Windowed(MixerOfParts):
   """Applies a token mixer to each window of the grid that the tokens fill, such as 7 x 7 patches of an image.
 
   Windows become rows of the mixer, whose tokens have the grid of the window. With a shift, windows start `shift` rows
@@ -44,9 +78,6 @@ class Windowed(nnx.Module):
       packed, or the pattern is not Full().
   """
 
-  implements = (Sublayer,)
-  max_length: int | None = None
-
   def __init__(
     self,
     d_model: int,
@@ -58,19 +89,8 @@ class Windowed(nnx.Module):
   ):
     if shift >= size:
       raise UserError(f'Windowed.shift = {shift} must be less than Windowed.size = {size}')
-    self.mixer = mixer(d_model, rngs=rngs)
+    super().__init__(d_model, mixer, rngs)
     self.size, self.shift = size, shift
-    check_extras(self)
-
-  @property
-  def reads(self) -> frozenset[str]:
-    return (self.mixer.reads & {'encoding', 'record.probabilities'}) | {'pattern'}
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
-    """Raises UserError: a window is not known before all of its tokens are."""
-    raise UserError(
-      'Windowed cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
-    )
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
@@ -115,15 +135,6 @@ def mix_rows(
   result = mixer(rows, dataclasses.replace(call, tokens=tokens, pattern=Full(), key=key))
   losses = {name: a.reshape(-1, number).mean(axis=1) for name, a in result.aux.losses.items()}
   return dataclasses.replace(result, aux=dataclasses.replace(result.aux, losses=losses))
-
-
-def check_extras(part: Any) -> None:
-  """Raises UserError if the mixer of a part passes arrays from layer to layer."""
-  if 'extras' in part.mixer.reads:
-    kind = type(part).__name__
-    raise UserError(
-      f'{kind}.mixer passes arrays to later layers (value residuals), whose windows may differ: leave them out'
-    )
 
 
 @dataclasses.dataclass(frozen=True)
