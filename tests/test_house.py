@@ -1,4 +1,4 @@
-"""The rules of the source tree: imports follow one order without circles, files and functions stay short."""
+"""The rules of the source tree: imports follow one order without circles; files and functions have maximum lengths."""
 
 import ast
 import functools
@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_FILE, MAX_FUNCTION, MAX_TOP_LEVEL_FILES = 400, 60, 5
+MAX_FILE, MAX_FUNCTION, MAX_TOP_LEVEL_FILES = 600, 100, 5
+# Lengths above which a file or function is listed, never a reason to shorten it.
+GUIDE_FILE, GUIDE_FUNCTION = 400, 60
+# Tables of data have no maximum.
+TABLES = {ROOT / 'tests' / 'mutations' / 'entries.py'}
 
 # What each package and top-level file of t2x/ may import. `base` and `process` may be imported by all.
 LAYERS = {'layers'}
@@ -154,12 +158,25 @@ def test_data_is_numpy_only(module):
       assert name.split('.')[0] != module, f'{path}: {name}'
 
 
-def test_files_and_functions_are_short():
+def lengths() -> Iterator[tuple[str, int, int, int]]:
+  """Yields the name, lines, guide and maximum of each file and function that is no table of data."""
   for path in FILES:
-    assert path.read_text().count('\n') <= MAX_FILE, path
+    if path in TABLES:
+      continue
+    name = str(path.relative_to(ROOT))
+    yield name, path.read_text().count('\n'), GUIDE_FILE, MAX_FILE
     for node in ast.walk(tree_of(path)):
       if isinstance(node, ast.FunctionDef):
-        assert node.end_lineno - node.lineno < MAX_FUNCTION, f'{path}: {node.name}'
+        lines = node.end_lineno - node.lineno + 1
+        yield f'{name}:{node.lineno} {node.name}', lines, GUIDE_FUNCTION, MAX_FUNCTION
+
+
+def test_files_and_functions_are_short():
+  """Lists what is longer than the guides, and fails above the maxima."""
+  long = [row for row in lengths() if row[1] > row[2]]
+  for name, lines, guide, _ in long:
+    print(f'{name}: {lines} lines (guide: {guide})')
+  assert not [row for row in long if row[1] > row[3]]
 
 
 def test_tests_that_run_at_night_exist():
