@@ -13,6 +13,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
+from t2x.layers.group_convolution import convolution
 from t2x.layers.initializers import lecun_normal
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer, param
@@ -139,13 +140,6 @@ def _attention(
 
 def _convolution(v: Heads, filters: Float[Array, 'taps heads']) -> Heads:
   """Convolves the values of each head along the length with its filter."""
-  channels, reach = v.shape[2] * v.shape[3], filters.shape[0] // 2
-  y = jax.lax.conv_general_dilated(
-    v.reshape(*v.shape[:2], channels),
-    jnp.repeat(filters, v.shape[3], axis=1)[:, None],
-    window_strides=(1,),
-    padding=[(reach, reach)],
-    dimension_numbers=('NWC', 'WIO', 'NWC'),
-    feature_group_count=channels,
-  )
+  kernel = jnp.repeat(filters, v.shape[3], axis=1)[:, None]
+  y = convolution(v.reshape(*v.shape[:2], -1), kernel, around=len(filters) // 2, axis='heads')
   return y.reshape(v.shape)

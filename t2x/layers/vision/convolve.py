@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.hyperparameters import step_context
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.group_convolution import convolution
 from t2x.layers.one_cpu import on_one_cpu, project
 
 __all__ = []
@@ -39,14 +40,7 @@ def convolve(
       return _depthwise(x, kernel)
     if group_size == num_features and size == stride and not around:
       return project(_patches(x, size), kernel.reshape(-1, width), 1)
-  return jax.lax.conv_general_dilated(
-    x,
-    kernel,
-    (stride, stride),
-    [(around, around)] * 2,
-    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-    feature_group_count=num_features // group_size,
-  )
+  return convolution(x, kernel, stride, around)
 
 
 def _patches(x: Array, size: int) -> Array:
