@@ -61,8 +61,11 @@ hypothesis.settings.load_profile('t2x')
 # Before the fast lane is chosen by its mark.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Tests in slow.txt are slow, and those that begin with a line of nightly.txt run at night. Files whose tests are
-  marked as slow come first, so that of several workers none is left alone with one."""
+  """Tests in slow.txt and those that need more packages than the extra `test` are slow; those that begin with a line
+  of nightly.txt run at night. Files whose tests are marked as slow come first, so that of several workers none is left
+  alone with one."""
+  from optional_packages import may_skip
+
   from tests.slow import listed, name_of
 
   slow = {item.path for item in items if item.get_closest_marker('slow')}
@@ -72,7 +75,8 @@ def pytest_collection_modifyitems(items):
     name = name_of(path, item.name)
     if f'{path.removeprefix("tests/")}::{item.name}'.startswith(nightly):
       item.add_marker('nightly')
-    if name in names or item.get_closest_marker('nightly'):
+    function = getattr(item, 'originalname', item.name)
+    if name in names or item.get_closest_marker('nightly') or may_skip(item.path, function):
       item.add_marker('slow')
   items.sort(key=lambda item: item.path not in slow)
 

@@ -7,7 +7,6 @@ import pytest
 
 from t2x.cli import main
 
-pytest.importorskip('shtab', reason="the extra 'completion' is not installed")
 ROOT = Path(__file__).parents[1]
 # Calls the function that bash calls on Tab, and prints what it offers.
 TRY = """

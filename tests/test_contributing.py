@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md is right."""
+"""The worked example and the commands of CONTRIBUTING.md are right."""
 
 import re
 import subprocess
@@ -9,7 +9,8 @@ import pytest
 
 from t2x.cli import main
 
-TEXT = (Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / 'CONTRIBUTING.md').read_text()
 FILES = dict(re.findall(r'```python\n# (\S+)\n(.*?)```', TEXT, re.DOTALL))
 
 
@@ -43,7 +44,17 @@ def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, ca
 
 
 def test_commands_and_files_exist():
-  root = Path(__file__).parents[1]
   for name in re.findall(r'`?((?:\.ci|t2x|tests|configs)/[\w./]+)', TEXT):
     if name not in FILES and not name.endswith('/'):
-      assert (root / name.rstrip('.')).exists(), name
+      assert (ROOT / name.rstrip('.')).exists(), name
+
+
+def test_readme_contributing_and_ci_run_the_same_tests():
+  """CI runs the README's line as it is written there, then all other tests that are not nightly."""
+  lines = {}
+  for name in ('README.md', 'CONTRIBUTING.md', '.ci/run'):
+    text = (ROOT / name).read_text()
+    found = re.findall(r'^(?:pip install .+? && )?(pytest -n .+?)(?:  +#.*)?$', text, re.MULTILINE)
+    lines[name] = found[0]
+  assert set(lines.values()) == {"pytest -n 2 -m 'not slow'"}, lines
+  assert found == ["pytest -n 2 -m 'not slow'", "pytest -n 3 -m 'slow and not nightly'"]

@@ -50,17 +50,31 @@ def test_every_package_of_the_core_install_is_imported():
   assert set(map(package, PROJECT['dependencies'])) - FOR_OTHERS <= imported().keys()
 
 
+def with_extras(*names):
+  """The packages of extras and of those that they include, with those of the core install."""
+  found = set(map(package, PROJECT['dependencies']))
+  for name in names:
+    for one in PROJECT['optional-dependencies'][name]:
+      if inner := re.match(r't2x\[(.+)\]', one):
+        found |= with_extras(*inner[1].split(','))
+      else:
+        found.add(package(one))
+  return found
+
+
 def test_tests_of_the_extra_test_need_no_other_extra():
-  """Whoever installs the extra `test` alone has tests that are skipped, not files that fail to be imported."""
-  extras = PROJECT['optional-dependencies']
-  known = {package(one) for group in ('test', 'samples', 'data') for one in extras[group]}
-  known |= {package(one) for one in PROJECT['dependencies']}
-  others = {
-    package(one) for name in ('references', 'parity', 'browser', 'docs') for one in extras[name]
-  } - known
+  """Whoever installs the extra `test` alone has tests that are skipped, not files that fail to be imported; only
+  tests that may skip import what other extras install."""
+  known = with_extras('test')
+  others = with_extras(*PROJECT['optional-dependencies']) - known
   assert {'torch', 'transformers', 'playwright'} <= others
+  assert {'scikit-learn', 'scipy', 'tokenizers'} <= known
+  packages = importlib.metadata.packages_distributions()
   for path in (ROOT / 'tests').rglob('*.py'):
-    for node in ast.parse(path.read_text()).body:
+    text = path.read_text()
+    for name in re.findall(r"importorskip\(\s*'(\w+)", text):
+      assert not known & set(map(package, packages.get(name, ()))), f'{path} skips without {name}'
+    for node in ast.parse(text).body:
       if 'importorskip(' in ast.unparse(node):
         break
       names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,7 +1,6 @@
 """When each token of a transcription listens."""
 
 import numpy as np
-import pytest
 from flax import nnx
 
 from t2x.experiments import read_config
@@ -23,6 +22,5 @@ def test_tokens_of_a_recording_are_named_by_their_time(tmp_path):
   assert words.queries == ('7', '6', '3', '2') and text.queries == ('1', '7', '6', '3')
   assert words.layers[0].shape == (2, 4, 10)
   np.testing.assert_allclose(words.layers[0].sum(-1), 1, atol=1e-5)
-  pytest.importorskip('matplotlib', reason="the extra 'report' is not installed")
   names = {path.name for path in write_pictures(look, tmp_path)}
   assert 'alignment.png' in names and (tmp_path / 'alignment.png').stat().st_size > 2000

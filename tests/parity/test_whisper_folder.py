@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from tiny_tasks import write_recording
 
 import t2x
@@ -13,7 +14,6 @@ from t2x.decode import Beam, SuppressFirst, SuppressTokens
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
-tokenizers = pytest.importorskip('tokenizers', reason="the extra 'parity' is not installed")
 
 SPECIAL = (
   '<|endoftext|>',

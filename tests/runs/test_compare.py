@@ -127,7 +127,6 @@ def test_folders_without_a_run_and_duplicates_are_refused(make_run, tmp_path):
 
 
 def test_a_figure_has_the_curves_of_the_runs(make_run, tmp_path, capsys, monkeypatch):
-  pytest.importorskip('matplotlib', reason="pip install 't2x[report]'")
   from matplotlib.figure import Figure
 
   saved = []

@@ -8,14 +8,13 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from detectors import CLASSES, QUERIES, rows, task
 from evaluating import evaluated
+from pycocotools import coco
 
 from t2x.models import Output
 from t2x.tasks import AveragePrecision
 
-coco = pytest.importorskip('pycocotools.coco', reason="the extra 'detection' is not installed")
 HEIGHT, WIDTH = 60, 40
 
 

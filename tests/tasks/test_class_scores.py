@@ -8,6 +8,7 @@ import pytest
 from evaluating import evaluated
 from fake_models import ONE, WithLogits, spec
 from flax import nnx
+from sklearn import metrics as sklearn
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, Source
@@ -15,8 +16,6 @@ from t2x.layers import normal, param
 from t2x.models import Output
 from t2x.tasks import ClassScores, SequenceClassification, TextRegression
 from t2x.tasks.class_scores import scores
-
-sklearn = pytest.importorskip('sklearn.metrics')
 
 
 def confusion(labels, predicted, num_classes):

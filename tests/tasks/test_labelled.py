@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fake_models import ONE, WithLogits, spec
 from flax import nnx
+from sklearn import metrics
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
@@ -95,7 +96,6 @@ def test_accuracy_and_f1_of_tabulated_predictions():
 
 
 def test_macro_f1_matches_scikit_learn():
-  metrics = pytest.importorskip('sklearn.metrics')
   rng = np.random.default_rng(0)
   task = SequenceClassification(**TEXT, labels=list('abcde'), length=4)
   for _ in range(5):

@@ -10,6 +10,7 @@ from evaluating import evaluated
 from fake_models import ONE, WithLogits, spec
 from flax import nnx
 from loss_terms import assert_close, gradient
+from scipy import stats
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, Source
@@ -17,8 +18,6 @@ from t2x.decode import Greedy
 from t2x.layers import normal, param
 from t2x.models import Output
 from t2x.tasks import Correlations, TextRegression
-
-stats = pytest.importorskip('scipy.stats')
 
 
 class Scored(Source):

@@ -6,14 +6,13 @@ import pytest
 from evaluating import evaluated
 from fake_models import IMAGE, spec
 from flax import nnx
+from sklearn import metrics as sklearn
 
 from t2x.base.errors import UserError
 from t2x.data.sources.base import NoSource
 from t2x.models import Output
 from t2x.tasks import MeanIoU, PredictedMasks, SemanticSegmentation
 from t2x.tasks.pictures import voc_colours
-
-sklearn = pytest.importorskip('sklearn.metrics')
 
 CLASSES, SIDES = 6, (5, 7)
 TASK = SemanticSegmentation(source=NoSource(), image_shape=(*SIDES, 1), num_classes=CLASSES)

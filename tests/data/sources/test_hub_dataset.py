@@ -5,6 +5,7 @@ import json
 import pickle
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,7 +14,6 @@ from t2x.data import HeldOut, HubDataset, files_of, label_values
 from t2x.data.sources.base import class_names
 from t2x.experiments import read_config
 
-datasets = pytest.importorskip('datasets')
 FOLDER = Path(__file__).parent
 RUNS = FOLDER.parents[2] / 'configs' / 'runs'
 

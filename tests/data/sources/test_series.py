@@ -1,6 +1,7 @@
 """Time series of packages."""
 
 import numpy as np
+import pandas
 import pytest
 
 from t2x.base.errors import UserError
@@ -43,7 +44,6 @@ def test_weather_has_missing_hours_and_values_and_is_split_at_local_times(tmp_pa
 
 
 def test_demand_has_half_hours_temperatures_and_working_days(tmp_path):
-  pandas = pytest.importorskip('pandas')
   path = tmp_path / ElectricityDemand.pattern
   path.parent.mkdir(parents=True)
   numbers = np.arange(17_520)

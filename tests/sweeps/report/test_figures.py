@@ -8,8 +8,6 @@ import pytest
 from t2x.cli import main
 from t2x.sweeps.report import read_results
 
-matplotlib = pytest.importorskip('matplotlib', reason="pip install 't2x[report]'")
-
 
 def files(folder):
   return {path.name: path.read_bytes() for path in (folder / 'figures').iterdir()}
