@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+PYPROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
+PROJECT = PYPROJECT['project']
 # tensorflow-datasets imports it, and does not ask for it.
 FOR_OTHERS = {'importlib-resources'}
 
@@ -81,3 +82,8 @@ def test_tests_of_the_extra_test_need_no_other_extra():
       names += [node.module] if isinstance(node, ast.ImportFrom) else []
       missing = {name.split('.')[0] for name in names} & others
       assert not missing, f'{path} imports {missing} without importorskip'
+
+
+def test_an_editable_installation_is_an_entry_of_the_path():
+  """Setuptools writes one for this setting only, instead of a finder that any folder `t2x` beside a script hides."""
+  assert PYPROJECT['tool']['setuptools']['package-dir'] == {'': '.'}

@@ -88,8 +88,8 @@ class Registry:
   def load(self, imports: Iterable[Import], folders: Iterable[str]) -> list[Finding]:
     """Imports the user's modules from sys.path, the working directory and trusted folders.
 
-    A folder is appended to `sys.path` if a module is found only there. So worker processes find it, too, and
-    its modules cannot shadow installed ones.
+    A folder is added to `sys.path` if a module is found only there: as the last one, so that its modules cannot shadow
+    installed ones. So worker processes find it, too.
     """
     findings = []
     search = [os.getcwd(), *folders]
@@ -185,19 +185,36 @@ def _import(name: str, search: list[str], place: Place) -> types.ModuleType:
   """
   top = name.partition('.')[0]
   importlib.invalidate_caches()
-  if top in sys.modules or importlib.util.find_spec(top) is not None:
-    if is_library(top):
-      folder = os.path.dirname(os.path.realpath(place.file))
-      what = f"imports the library '{name}', whose functions the config could call"
-      require_trust(folder, str(place), what)
-  elif match := _find_module(name, search):
+  portions = _portions(top)
+  if portions != () and (match := _find_module(name, search)):
     folder, file = match
     if not os.path.samefile(folder, search[0]):
       require_trust(folder, str(place), f"imports '{name}' from {file}, which would run its code")
-    sys.path.append(folder)
+    # Before folders with another part of the namespace package, which may contain a module of the same name.
+    tops = [os.path.realpath(os.path.join(entry, top)) for entry in sys.path]
+    index = next((i for i, path in enumerate(tops) if path in (portions or ())), len(tops))
+    if folder not in sys.path[: index + 1]:
+      sys.path.insert(index, folder)
+  elif portions is not None and is_library(top):
+    folder = os.path.dirname(os.path.realpath(place.file))
+    what = f"imports the library '{name}', whose functions the config could call"
+    require_trust(folder, str(place), what)
   module = importlib.import_module(name)
   _check_shadow(top, search)
   return module
+
+
+def _portions(top: str) -> tuple[str, ...] | None:
+  """Returns the folders that make up a namespace package; () for another module, None if there is none.
+
+  An editable installation makes every folder of the checkout a namespace package, such as `experiments`.
+  """
+  module = sys.modules.get(top)
+  spec = importlib.util.find_spec(top) if module is None else module.__spec__
+  if spec is None:
+    return None if module is None else ()
+  is_namespace = spec.origin is None and spec.submodule_search_locations is not None
+  return tuple(map(os.path.realpath, spec.submodule_search_locations or ())) if is_namespace else ()
 
 
 def _find_module(name: str, search: list[str]) -> tuple[str, str] | None:

@@ -194,6 +194,26 @@ def test_a_file_named_like_an_installed_module_does_not_replace_it(theirs):
   assert "instead of '" in refused(file)
 
 
+@pytest.mark.parametrize('form', ['folder/name', 'name'])
+def test_a_folder_on_the_path_hides_no_module_of_the_user(form, theirs, tmp_path):
+  """An editable installation has the checkout on the path, whose folders are namespace packages."""
+  name = f'my_parts_f{len(form)}'
+  (tmp_path / 'checkout' / name).mkdir(parents=True)
+  (tmp_path / 'checkout' / name / 'name.py').write_text("raise ValueError('of the checkout')")
+  sys.path += [str(tmp_path / 'checkout'), str(tmp_path / 'installed')]
+  module = name if form == 'name' else f'{name}.name'
+  file = theirs(name)
+  if form != 'name':
+    (file.parent / name).mkdir()
+    (file.parent / f'{name}.py').rename(file.parent / name / 'name.py')
+    file.write_text(file.read_text().replace(name, module))
+  assert 'which would run its code' in refused(file)
+  trust(file.parent)
+  for _ in range(2):
+    assert read(file) == 3
+  assert sys.path.count(str(file.parent)) == 1
+
+
 @pytest.mark.parametrize('requirement', ['t2x', 't2x>=1', 't2x-other', 'numpy'])
 def test_an_installed_package_is_the_users_if_it_requires_t2x(requirement, tmp_path, monkeypatch):
   name = f'parts_{"".join(filter(str.isalnum, requirement))}'
