@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
+from t2x.base import interpreter
 from t2x.base.errors import UserError, error_line
 from t2x.base.files import file_lock
 from t2x.data.encoded_split import EncodedSplit
@@ -108,18 +109,14 @@ def _encode_in_workers(split: EncodedSplit, workers: int, update: Callable[[int]
 @contextlib.contextmanager
 def _started(workers: int) -> Iterator[list[subprocess.Popen]]:
   # Each worker uses one thread: RAYON_NUM_THREADS is also read by `num_threads` of the tokenizers.
-  environment = os.environ | {
-    'PYTHONPATH': os.pathsep.join(sys.path),
-    'RAYON_NUM_THREADS': '1',
-    'TOKENIZERS_PARALLELISM': 'false',
-  }
+  environment = interpreter.environment(RAYON_NUM_THREADS='1', TOKENIZERS_PARALLELISM='false')
   code = 'from t2x.data.encoding_workers import work; work()'
   processes: list[subprocess.Popen] = []
   try:
     for _ in range(workers):
       processes.append(
         subprocess.Popen(
-          [sys.executable, '-P', '-c', code],
+          interpreter.command('-c', code),
           stdin=subprocess.PIPE,
           stdout=subprocess.PIPE,
           env=environment,

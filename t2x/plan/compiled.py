@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
+from t2x.base import interpreter
 from t2x.base.errors import UserError
 from t2x.plan.collectives import Collective
 
@@ -57,12 +56,9 @@ def compile_step(files: Sequence[str], overrides: Sequence[str], num_devices: in
     UserError: the step cannot be compiled.
   """
   # The process inherits the trusted folders.
-  environment = os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': str(num_devices),
-  }
+  environment = interpreter.environment(JAX_PLATFORMS='cpu', JAX_NUM_CPU_DEVICES=str(num_devices))
   done = subprocess.run(
-    [sys.executable, '-m', 't2x.plan.worker'],
+    interpreter.command('-m', 't2x.plan.worker'),
     input=json.dumps([list(files), list(overrides)]),
     env=environment,
     capture_output=True,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 
+from t2x.base import interpreter
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
 from t2x.base.json_files import Damaged
@@ -323,7 +324,7 @@ def _pool(
 
   def command(index: int, count: int) -> list[str]:
     worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together), *more]
-    return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker, *_option(stage).split()]
+    return interpreter.command('-m', 't2x', 'sweep', str(file), *worker, *_option(stage).split())
 
   return Pool(command, processes, folder_of(out, file.stem, stage), own)
 

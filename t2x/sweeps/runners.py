@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from t2x.base import interpreter
 from t2x.base.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from t2x.base.signals import handle_signals, stop_flag
 from t2x.sweeps.leases import Leases, deaths, record_death
@@ -171,8 +172,8 @@ class Pool(Runner):
         self._stop(workers.values())
 
   def _start(self, index: int) -> subprocess.Popen:
-    inherited = {name: value for name, value in os.environ.items() if name not in self.own}
-    environment = inherited | _share(index, self.num_processes)
+    environment = interpreter.environment(**_share(index, self.num_processes))
+    environment = {name: value for name, value in environment.items() if name not in self.own}
     with (
       (self.logs / f'worker-{index}.log').open('ab') as log,
       _pin_to_cores(index, self.num_processes),
