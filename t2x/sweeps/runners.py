@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from t2x.base import interpreter
-from t2x.base.errors import EXIT_INTERRUPTED, Interrupted, UserError
+from t2x.base.errors import EXIT_INTERRUPTED, Interrupted, UserError, printable
 from t2x.base.signals import handle_signals, stop_flag
 from t2x.sweeps.leases import Leases, deaths, record_death
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
@@ -145,7 +145,7 @@ class Pool(Runner):
     with handle_signals(lambda *_: None):
       places = range(min(self.num_processes, len(waiting)))
       workers = {index: self._start(index) for index in places}
-      idle_deaths = dict.fromkeys(places, 0)
+      idle_deaths, last_lines = dict.fromkeys(places, 0), set()
       try:
         while waiting or any(worker.poll() is None for worker in workers.values()):
           for name in list(waiting):
@@ -159,9 +159,15 @@ class Pool(Runner):
             killed = _record_deaths(worker, list(waiting.values()), folder)
             idle_deaths[index] = 0 if killed else idle_deaths[index] + 1
             del workers[index]
-            if idle_deaths[index] <= _MAX_IDLE_DEATHS:
-              print(f'worker {index} died ({_how(worker)}){killed}: restarted', file=sys.stderr)
-              workers[index] = self._start(index)
+            # Without a trial, the same error would stop the next worker.
+            line = '' if killed or worker.returncode < 0 else self._last_line(index)
+            end = f'worker {index} died ({_how(worker)}){killed}' + (f': {line}' if line else '')
+            if idle_deaths[index] > _MAX_IDLE_DEATHS or (line and line in last_lines):
+              print(end, file=sys.stderr)
+              continue
+            last_lines.add(line)
+            print(f'{end}{"; " if line else ": "}restarted', file=sys.stderr)
+            workers[index] = self._start(index)
           # A worker that has just been killed is replaced in the next round.
           over = (worker.poll() in (0, EXIT_INTERRUPTED) for worker in workers.values())
           idle = waiting and all(over)
@@ -185,6 +191,10 @@ class Pool(Runner):
         stderr=log,
         env=environment,
       )
+
+  def _last_line(self, index: int) -> str:
+    lines = (self.logs / f'worker-{index}.log').read_text(errors='replace').split('\n')
+    return printable(next(filter(None, map(str.strip, reversed(lines))), ''))
 
   def _stop(self, workers: Iterable[subprocess.Popen]) -> None:
     running = [worker for worker in workers if worker.poll() is None]

@@ -132,6 +132,19 @@ def test_workers_that_die_before_any_trial_are_replaced_twice(tmp_path, capsys):
   assert capsys.readouterr().err.count('worker 0 died (exit code 1): restarted') == 2
 
 
+def test_the_error_of_a_worker_is_printed_and_its_like_not_restarted(tmp_path, capsys):
+  (tmp_path / 'a').mkdir()
+  code = 'print("starting"); raise ValueError("no such folder")'
+  pool = Pool(lambda *_: [sys.executable, '-c', code], 2, tmp_path)
+  with pytest.raises(UserError, match='the workers ended early'):
+    pool.run([trial('a'), trial('b')], tmp_path, lambda *_: None)
+  lines = capsys.readouterr().err.splitlines()
+  end = ' died (exit code 1): ValueError: no such folder'
+  first = lines[0].split()[1]
+  assert lines[0] == f'worker {first}{end}; restarted'
+  assert sorted(lines[1:]) == [f'worker 0{end}', f'worker 1{end}']
+
+
 def test_a_trial_whose_process_was_killed_is_not_trained_together_with_others(tmp_path):
   trials = [trial(name) for name in 'abcd']
   for one in trials:
