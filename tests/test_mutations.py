@@ -37,6 +37,8 @@ def test_the_tests_of_each_mutation_exist_and_its_code_compiles():
 )
 def test_a_mutation_survives_if_no_test_fails(tmp_path, find, expected):
   (tmp_path / 't2x').mkdir()
+  # Without this file an installed t2x would come first.
+  (tmp_path / 't2x' / '__init__.py').touch()
   module = tmp_path / 't2x' / 'module.py'
   module.write_text('def one():\n  return 1\n\n\ndef two():\n  return 2\n')
   text = (

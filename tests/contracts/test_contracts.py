@@ -46,6 +46,7 @@ def test_a_part_keeps_its_contracts(name, contract):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1860)
 def test_eight_devices_change_neither_outputs_nor_gradients():
   """In a process of its own, whose CPU is split into eight devices."""
   code = 'import contract_devices; contract_devices.print_outcomes_on_devices()'

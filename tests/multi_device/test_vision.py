@@ -28,6 +28,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1860)
 def test_vision_models_on_eight_devices_follow_one(monkeypatch):
   names = ('swin', 'swin_v2', 'resnet', 'convnext', 'mixer', 'gmlp', 'dinov3')
   monkeypatch.chdir(ROOT)

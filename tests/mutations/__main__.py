@@ -1,6 +1,6 @@
 """Changes one place of t2x at a time and reports the changes that no test notices.
 
-  python -m tests.mutations [NAME ...]
+  python -m tests.mutations [--part I/N] [NAME ...]
 
 Each mutation is applied to a temporary copy of the tree, in which its tests are run. It is killed if a test fails, and
 survives if all pass; without mutations, all must pass. The exit code is 1 if a mutation survives, and 2 if tests fail
@@ -75,6 +75,13 @@ def run_tests(
   return process.returncode, (failures or lines)[-1]
 
 
+def share(mutations: Sequence[Mutation], part: str) -> list[Mutation]:
+  """Returns the mutations of part I of N, 'I/N', in their order."""
+  number, of = map(int, part.split('/'))
+  edges = [len(mutations) * i // of for i in (number - 1, number)]
+  return list(mutations[edges[0] : edges[1]])
+
+
 def main() -> int:
   """Runs the mutations. Returns the exit code."""
   parser = argparse.ArgumentParser(
@@ -82,8 +89,10 @@ def main() -> int:
   )
   names = [mutation.name for mutation in MUTATIONS]
   parser.add_argument('names', nargs='*', metavar='NAME', choices=[[], *names], default=[])
-  chosen = parser.parse_args().names or names
-  mutations = [mutation for mutation in MUTATIONS if mutation.name in chosen]
+  parser.add_argument('--part', default='1/1', metavar='I/N', help='the I-th of N parts')
+  args = parser.parse_args()
+  mutations = [one for one in MUTATIONS if one.name in (args.names or names)]
+  mutations = share(mutations, args.part)
   outcomes = []
   with tempfile.TemporaryDirectory() as folder:
     copy = Path(folder) / 'tree'
