@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import tempfile
 import time
 import uuid
 import zlib
@@ -51,12 +52,33 @@ def check_new_folder(option: str, folder: Path) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-  """Raises UserError if no files can be written to a folder, which may not exist; `option` names it."""
-  place = folder.absolute()
+  """Raises UserError if no files can be written to a folder, which may not exist; `option` names it.
+
+  Creates the folder with a file, and removes both: permissions do not show read-only and full disks.
+  """
+  place = Path(os.path.abspath(folder))
   nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
-  if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-    reason = 'writable' if nearest.is_dir() else 'a folder'
-    raise UserError(f'{option} {folder} cannot be written: {nearest} is not {reason}')
+  if not nearest.is_dir():
+    raise UserError(f'{option} {folder} cannot be written: {nearest} is not a folder')
+  missing = [path for path in (place, *place.parents) if nearest in path.parents]
+  try:
+    os.fspath(folder).encode()
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=place, prefix='.t2x-') as file:
+      file.write(bytes(1 << 12))
+  except (OSError, ValueError) as error:
+    raise UserError(f'{option} {folder} cannot be written: {_reason(error)}') from error
+  finally:
+    with contextlib.suppress(OSError, ValueError):
+      for path in missing:
+        path.rmdir()
+
+
+def _reason(error: OSError | ValueError) -> str:
+  """Returns why a path cannot be written, in one line."""
+  if isinstance(error, UnicodeError):
+    return 'the name is not UTF-8'
+  return getattr(error, 'strerror', None) or str(error)
 
 
 def check_output_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
@@ -116,7 +138,7 @@ def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
     path: the lock file.
     busy: called if another process holds the lock. It may raise; otherwise the lock is waited for.
   """
-  with path.open('w') as file:
+  with path.open('a') as file:
     try:
       _lock_soon(file)
     except BlockingIOError:
@@ -136,7 +158,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
   Yields True without a lock on a file system without locks.
   """
-  with path.open('w') as file:
+  with path.open('a') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

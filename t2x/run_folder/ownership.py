@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,6 @@ _LEFTOVERS = (
   'metrics.jsonl',
   'mlflow.json',
   'norms.jsonl',
-  'profile',
   'samples.jsonl',
   'skips.json',
   'status.json',
@@ -29,6 +29,8 @@ _LEFTOVERS = (
   'tokenizer',
   'wandb.json',
 )
+# Written besides, and never deleted.
+_KEPT = ('profile',)
 
 # What `t2x train`, `convert`, `prune` and `sweep` write besides.
 _OTHERS = ('checkpoints', 'config.gin', 'heads.json', 'hub', 'log.txt', 'model.gin', 'trial.json')
@@ -40,7 +42,7 @@ def files_of_run(folder: Path) -> list[Path]:
   """Returns the files and folders of a run, or of a Hugging Face model folder, that are not reports about it."""
   if (folder / 'config.json').exists():
     return [folder]
-  return [path for pattern in (*_OTHERS, *_LEFTOVERS) for path in folder.glob(pattern)]
+  return [path for pattern in (*_OTHERS, *_LEFTOVERS, *_KEPT) for path in folder.glob(pattern)]
 
 
 @contextlib.contextmanager
@@ -60,11 +62,10 @@ def claim_folder(
 
   Raises:
     UserError: another process trains in the folder, it belongs to another config, its config.gin cannot be
-      read, or the folder has files of another origin that training would replace.
+      read, or the folder has files of another origin that training would replace or `fresh` would move.
   """
   check_folder('--out', folder)
-  if not fresh:
-    _check_origin(folder, text.encode())
+  (_check_movable if fresh else _check_origin)(folder, text.encode())
   with contextlib.ExitStack() as stack:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(_locked(folder))
@@ -77,16 +78,44 @@ def claim_folder(
     yield
 
 
+def _check_movable(folder: Path, _: bytes) -> None:
+  """Raises UserError if a folder is neither empty nor a run, or if moving it would move the working directory."""
+  names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+  mine = sorted(names - {'.lock', 'log.txt'})
+  if mine and not is_run(folder):
+    raise UserError(
+      f'{folder} is not a run folder, and --fresh would move {folder / mine[0]} away; use another --out'
+    )
+  here = Path.cwd()
+  if mine and folder.resolve() in (here, *here.parents):
+    raise UserError(f'--fresh would rename the working directory, {here}: run it elsewhere')
+
+
 def _check_origin(folder: Path, text: bytes) -> None:
   """Raises UserError if training would replace files in a folder that was never a run."""
-  if (folder / '.lock').exists() or _has_checkpoint(folder):
+  if is_run(folder):
     return
-  for pattern in ('config.gin', *_LEFTOVERS):
+  for pattern in ('config.gin', *_LEFTOVERS, *_KEPT):
     for path in folder.glob(pattern):
       if path.name != 'config.gin' or _bindings(path.read_bytes()) != _bindings(text):
         raise UserError(
-          f'{folder} is not a run folder, and training would replace {path}; {_ADVICE}'
+          f'{folder} is not a run folder, and training would replace {path}; use another --out'
         )
+
+
+def is_run(folder: Path) -> bool:
+  """Returns whether t2x wrote the status, a checkpoint or the metrics in a folder."""
+  with contextlib.suppress(ValueError, AttributeError, OSError):
+    status = json.loads((folder / 'status.json').read_bytes())
+    if {'state', 'kernel', 'num_steps'} <= status.keys():
+      return True
+  if not (folder / 'config.gin').is_file():
+    return False
+  return _has_train_metrics(folder) or any(
+    (path / name).exists()
+    for path in _checkpoints(folder)
+    for name in ('checksums.json', '_CHECKPOINT_METADATA')
+  )
 
 
 def _bindings(text: bytes) -> list[bytes]:
@@ -130,8 +159,12 @@ def _remove(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-  names = [path.name for path in folder.glob('checkpoints/*')]
-  return any(name.isdigit() or name.startswith('corrupt-') for name in names)
+  return bool(_checkpoints(folder))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+  paths = folder.glob('checkpoints/*')
+  return [path for path in paths if path.name.isdigit() or path.name.startswith('corrupt-')]
 
 
 def _has_train_metrics(folder: Path) -> bool:
@@ -156,8 +189,12 @@ def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _rename_old_run(folder: Path) -> None:
-  number = 1
-  while (renamed := folder.with_name(f'{folder.name}.old-{number}')).exists():
+  place, number = Path(os.path.abspath(folder)), 1
+  while os.path.lexists(renamed := place.with_name(f'{place.name}.old-{number}')):
     number += 1
-  shutil.move(folder, renamed)
+  try:
+    # A link is renamed, not its target. No copy to another disk, after which the folder would be deleted.
+    os.rename(place, renamed)
+  except OSError as error:
+    raise UserError(f'{folder} cannot be renamed: {error.strerror}; use another --out') from error
   print(f't2x: renamed the folder of the old run to {renamed}', file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from t2x import config as config_lib
 from t2x.base.errors import UserError
 from t2x.experiments import changed_settings, read_config
 from t2x.run_folder import ownership
+from t2x.run_folder.status import recorded
 
 CONFIG = """
 Experiment.trainer = @Trainer()
@@ -37,8 +39,11 @@ def claim_folder(folder, config, fresh):
 
 
 def start(folder, config, *made):
-  """Claims the folder as a training does; then writes config.gin and the files of `made`."""
-  with claim_folder(folder, config, fresh=False):
+  """Claims the folder as a training does; then writes status.json, config.gin and the files of `made`."""
+  with (
+    claim_folder(folder, config, fresh=False),
+    recorded(folder, num_steps=10, metric='loss', mode='min'),
+  ):
     (folder / 'config.gin').write_text(config_lib.render(config))
     for name in made:
       path = folder / name
@@ -47,7 +52,7 @@ def start(folder, config, *made):
 
 
 def names(folder):
-  return sorted(path.name for path in folder.iterdir())
+  return sorted(path.name for path in folder.iterdir() if path.name != 'status.json')
 
 
 CHECKPOINT, TRAIN_LINE, TOKENIZER = (
@@ -184,3 +189,116 @@ def test_a_config_that_was_rendered_elsewhere_may_be_in_a_new_folder(project, wr
   (folder / 'config.gin').write_text(text.replace('10', '11'))
   with pytest.raises(UserError, match='is not a run folder'), claim_folder(folder, config, False):
     pass
+
+
+def contents(folder):
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in folder.rglob('*')
+    if path.is_file() and path.name != '.lock'
+  }
+
+
+FOREIGN = {
+  'thesis': ['thesis.tex'],
+  'data': ['train.txt', 'images/1.png'],
+  'a foreign lock': ['.lock', 'thesis.tex'],
+  'a foreign status': ['status.json', 'config.gin'],
+  'checkpoints of another program': ['checkpoints/5/model.pt', 'config.gin'],
+  'metrics of another program': ['metrics.jsonl', 'config.gin'],
+  'runs': ['a/config.gin', 'a/status.json'],
+  'a sweep': ['sweep.json'],
+}
+
+
+@pytest.mark.parametrize('made', FOREIGN.values(), ids=FOREIGN)
+def test_fresh_moves_no_folder_that_is_not_a_run(write, tmp_path, made):
+  folder = tmp_path / 'thesis'
+  for name in made:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text('mine')
+  before = contents(folder)
+  with (
+    pytest.raises(UserError, match=r'thesis is not a run folder, and --fresh would move .*--out'),
+    claim_folder(folder, write(CONFIG), fresh=True),
+  ):
+    pass
+  assert contents(folder) == before
+  assert not (tmp_path / 'thesis.old-1').exists()
+
+
+@pytest.mark.parametrize(('place', 'out'), [('.', '.'), ('notes', '..'), ('notes', 'absolute')])
+def test_fresh_moves_no_run_that_holds_the_working_directory(
+  write, tmp_path, monkeypatch, place, out
+):
+  folder = tmp_path / 'run'
+  start(folder, write(CONFIG), CHECKPOINT)
+  (folder / 'notes').mkdir()
+  monkeypatch.chdir(folder / place)
+  out = folder if out == 'absolute' else Path(out)
+  with (
+    pytest.raises(UserError, match='--fresh would rename the working directory'),
+    claim_folder(out, write(CONFIG), fresh=True),
+  ):
+    pass
+  assert (folder / CHECKPOINT).exists()
+
+
+def test_fresh_renames_a_link_to_a_run_and_not_its_target(write, tmp_path):
+  start(tmp_path / 'disk', write(CONFIG), CHECKPOINT)
+  (tmp_path / 'run').symlink_to('disk')
+  with claim_folder(tmp_path / 'run', write(CONFIG), fresh=True):
+    assert names(tmp_path / 'run') == ['.lock']
+  assert (tmp_path / 'disk' / CHECKPOINT).exists()
+  assert (tmp_path / 'run.old-1').readlink().name == 'disk'
+
+
+@pytest.mark.parametrize('fresh', [True, False])
+def test_a_start_that_ended_before_its_config_was_written_can_be_repeated(write, tmp_path, fresh):
+  with claim_folder(tmp_path / 'run', write(CONFIG), fresh=False):
+    (tmp_path / 'run' / 'log.txt').write_text('log')
+  with claim_folder(tmp_path / 'run', write(CONFIG.replace('10', '11')), fresh=fresh):
+    pass
+
+
+def test_a_foreign_lock_makes_no_folder_a_run_and_is_not_truncated(write, tmp_path):
+  folder = tmp_path / 'project'
+  (folder / 'profile').mkdir(parents=True)
+  (folder / 'profile' / 'me.txt').write_text('mine')
+  (folder / '.lock').write_text('mine')
+  with (
+    pytest.raises(UserError, match=r'project is not a run folder.*profile'),
+    claim_folder(folder, write(CONFIG), fresh=False),
+  ):
+    pass
+  (folder / 'profile').rename(folder / 'mine')
+  with claim_folder(folder, write(CONFIG), fresh=False):
+    pass
+  assert (folder / '.lock').read_text() == 'mine'
+
+
+def test_a_profile_is_not_deleted_after_a_failed_start(write, tmp_path):
+  start(tmp_path / 'run', write(CONFIG), 'profile/me.txt', 'summary.txt')
+  start(tmp_path / 'run', write(CONFIG.replace('10', '11')))
+  assert names(tmp_path / 'run') == ['.lock', 'config.gin', 'profile']
+
+
+@pytest.mark.parametrize(
+  ('name', 'problem'),
+  [
+    ('a' * 300, 'File name too long'),
+    ('a\0b', 'null'),
+    ('a\udcff', 'UTF-8'),
+    ('/proc/run', 'No such file'),
+    ('file/run', 'file is not a folder'),
+  ],
+)
+def test_a_folder_that_cannot_be_made_is_refused_in_one_line(write, tmp_path, name, problem):
+  (tmp_path / 'file').touch()
+  for fresh in (True, False):
+    with (
+      pytest.raises(UserError, match=rf'^--out .* cannot be written: .*{problem}') as error,
+      claim_folder(tmp_path / name, write(CONFIG), fresh),
+    ):
+      pass
+    assert len(str(error.value).splitlines()) == 1
