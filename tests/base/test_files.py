@@ -1,11 +1,13 @@
 """Files that several write at once are whole."""
 
 import errno
+import os
 import threading
 
 import pytest
 
-from t2x.base.files import try_lock, unused_path, write_atomically
+from t2x.base.errors import UserError
+from t2x.base.files import check_folder, try_lock, unused_path, write_atomically
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -64,3 +66,20 @@ def test_a_path_is_numbered_if_it_exists(tmp_path):
     path.touch()
     names.append(path.name)
   assert names == ['page.v1.html', 'page.v1-2.html', 'page.v1-3.html']
+
+
+@pytest.mark.parametrize('error', [errno.ENOSPC, errno.EROFS])
+def test_a_full_or_read_only_disk_is_refused_before_work_begins(tmp_path, monkeypatch, error):
+  def fail(**_):
+    raise OSError(error, os.strerror(error))
+
+  monkeypatch.setattr('t2x.base.files.tempfile.TemporaryFile', fail)
+  with pytest.raises(UserError, match=f'^--out .*run cannot be written: {os.strerror(error)}$'):
+    check_folder('--out', tmp_path / 'new' / 'run')
+  assert not any(tmp_path.iterdir())
+
+
+def test_the_check_of_a_folder_leaves_nothing(tmp_path):
+  check_folder('--out', tmp_path / 'new' / 'run')
+  check_folder('--out', tmp_path)
+  assert not any(tmp_path.iterdir())
