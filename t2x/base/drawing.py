@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
+from t2x.base.files import MARK, check_folder, output_path
 
-__all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'check_suffix', 'drawn']
+__all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'save_figure', 'save_picture']
 
 SUFFIXES = ('.svg', '.pdf', '.png')
 # Those of report.css; with the dashes, 24 lines are distinct.
@@ -29,15 +30,11 @@ _STYLE: Any = {
   'lines.linewidth': 1.2,
   'legend.frameon': False,
 }
-_UNDATED: Any = {'.svg': {'Date': None}, '.pdf': {'CreationDate': None}, '.png': {}}
-
-
-def check_suffix(option: str, path: Path) -> None:
-  """Raises UserError if the name of a figure does not end in one of `SUFFIXES`; `option` names it in the message."""
-  if path.suffix not in SUFFIXES:
-    raise UserError(
-      f'{option} {path}: the name of a figure must end in {", ".join(SUFFIXES[:-1])} or {SUFFIXES[-1]}'
-    )
+_METADATA: Any = {
+  '.svg': {'Date': None, 'Creator': MARK},
+  '.pdf': {'CreationDate': None, 'Creator': MARK},
+  '.png': {'Software': MARK},
+}
 
 
 @contextlib.contextmanager
@@ -61,8 +58,32 @@ def drawn(paths: Sequence[Path], width: float, height: float) -> Iterator[Any]:
     figure = Figure(figsize=(width, height), layout='constrained')
     yield figure
     for path in paths:
-      try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=path.suffix[1:], dpi=200, metadata=_UNDATED[path.suffix])
-      except OSError as error:
-        raise UserError(f'{path} cannot be written: {error.strerror}') from error
+      save_figure(figure, path, dpi=200)
+
+
+def save_figure(figure: Any, path: Path, **settings: Any) -> None:
+  """Writes a matplotlib figure to a file, whose folder is created, in the format of its suffix or as PNG.
+
+  Raises:
+    UserError: the file cannot be written, or would replace a file that t2x did not write.
+  """
+  suffix = path.suffix if path.suffix in SUFFIXES else '.png'
+  _make_folder(path)
+  with output_path('', path) as file:
+    figure.savefig(file, format=suffix[1:], metadata=_METADATA[suffix], **settings)
+
+
+def save_picture(array: Any, path: Path) -> None:
+  """Writes a picture, uint8 [height, width] or [height, width, channels], to a PNG file, as `save_figure` does."""
+  from PIL import Image, PngImagePlugin
+
+  _make_folder(path)
+  metadata = PngImagePlugin.PngInfo()
+  metadata.add_text('Software', MARK)
+  with output_path('', path) as file:
+    Image.fromarray(array).save(file, 'png', pnginfo=metadata, optimize=True)
+
+
+def _make_folder(path: Path) -> None:
+  check_folder('', path.parent)
+  path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """Atomic file writes, checks of outputs, checksums of folders, and file locks."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -10,7 +11,7 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -59,7 +60,7 @@ def check_folder(option: str, folder: Path) -> None:
   place = Path(os.path.abspath(folder))
   nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
   if not nearest.is_dir():
-    raise UserError(f'{option} {folder} cannot be written: {nearest} is not a folder')
+    raise _cannot_be_written(option, folder, ValueError(f'{nearest} is not a folder'))
   missing = [path for path in (place, *place.parents) if nearest in path.parents]
   try:
     os.fspath(folder).encode()
@@ -67,65 +68,97 @@ def check_folder(option: str, folder: Path) -> None:
     with tempfile.TemporaryFile(dir=place, prefix='.t2x-') as file:
       file.write(bytes(1 << 12))
   except (OSError, ValueError) as error:
-    raise UserError(f'{option} {folder} cannot be written: {_reason(error)}') from error
+    raise _cannot_be_written(option, folder, error) from error
   finally:
     with contextlib.suppress(OSError, ValueError):
       for path in missing:
         path.rmdir()
 
 
-def _reason(error: OSError | ValueError) -> str:
-  """Returns why a path cannot be written, in one line."""
-  if isinstance(error, UnicodeError):
-    return 'the name is not UTF-8'
-  return getattr(error, 'strerror', None) or str(error)
+# In each page, table and figure that t2x writes, within `_MARKED` bytes of its start or end.
+MARK = 'Written by t2x'
+_MARKED = 1 << 12
 
 
-def check_output_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
-  """Raises UserError if a file cannot be written, or is an input of the command.
+def check_output_file(option: str, path: Path) -> None:
+  """Raises UserError if a file cannot be written, or exists and is neither empty nor has `MARK`.
 
   Args:
     option: the option that names the file, for the message.
-    path: the file.
-    inputs: files that the command reads, and folders in which it reads all files. Links are followed.
+    path: the file. Links are followed; pipes and devices can always be written.
   """
-  if path.is_dir():
-    raise UserError(f'{option} {path} is a folder: pass a file')
-  if not path.parent.is_dir():
-    raise UserError(f'{option} {path}: the folder {path.parent} does not exist')
-  if not os.access(path.parent, os.W_OK):
-    raise UserError(f'{option} {path}: the folder {path.parent} is not writable')
-  if path.is_file():
-    for place in inputs:
-      for file in place.rglob('*') if place.is_dir() else [place]:
-        if file.exists() and file.samefile(path):
-          raise UserError(f'{option} {path} would replace {file}, an input: choose another file')
+  try:
+    os.fspath(path).encode()
+    place = _target(path)
+    if place.is_dir():
+      raise UserError(f'{option} {path} is a folder: pass a file')
+    if place.exists() and not place.is_file():
+      return
+    if not place.parent.is_dir():
+      raise UserError(f'{option} {path}: the folder {path.parent} does not exist')
+    if place.exists() and not _is_replaceable(place):
+      raise UserError(
+        f'{option} {path} would replace a file that is no page, table or figure of t2x: choose another file'
+      )
+  except (OSError, ValueError) as error:
+    raise _cannot_be_written(option, path, error) from error
+  check_folder(option, place.parent)
+
+
+def _target(path: Path) -> Path:
+  """Returns the path that a path links to, or the path itself; raises OSError for links to themselves."""
+  place = Path(os.path.realpath(path))
+  if place.is_symlink():
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+  return place
+
+
+def _is_replaceable(path: Path) -> bool:
+  """Returns whether a regular file is empty or was written by t2x."""
+  with path.open('rb') as file:
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(_MARKED)
+    file.seek(max(0, size - _MARKED))
+    return size == 0 or MARK.encode() in start or MARK.encode() in file.read()
+
+
+@contextlib.contextmanager
+def output_path(option: str, path: Path) -> Iterator[Path]:
+  """Yields the path of a temporary file of the same name, which replaces `path` on exit.
+
+  After a failure the old file remains. Of a link, the target is replaced; pipes and devices are written directly.
+
+  Raises:
+    UserError: the file cannot be written or replaced (see `check_output_file`); `option` names it in the message.
+  """
+  check_output_file(option, path)
+  place = _target(path)
+  try:
+    if place.exists() and not place.is_file():
+      yield path
+      return
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix='.t2x-') as folder:
+      temporary = Path(folder, place.name)
+      yield temporary
+      os.replace(temporary, place)
+  except OSError as error:
+    raise _cannot_be_written(option, path, error, 1) from error
 
 
 @contextlib.contextmanager
 def output_file(option: str, path: Path) -> Iterator[IO[str]]:
-  """Opens a text file that replaces `path` on exit; after a failure the old file remains.
+  """Opens a text file that replaces `path` on exit, as `output_path` does."""
+  with output_path(option, path) as temporary, temporary.open('w', encoding='utf-8') as file:
+    yield file
 
-  Pipes and devices are written directly.
 
-  Raises:
-    UserError: the file cannot be written; `option` names it in the message.
-  """
-  try:
-    if path.exists() and not path.is_file():
-      with path.open('w', encoding='utf-8') as file:
-        yield file
-      return
-    place = path.resolve()  # Replaces the target of a symbolic link, not the link.
-    temporary = place.with_name(f'{place.name}.{uuid.uuid4().hex[:8]}.tmp')
-    try:
-      with temporary.open('w', encoding='utf-8') as file:
-        yield file
-      os.replace(temporary, place)
-    finally:
-      temporary.unlink(missing_ok=True)
-  except OSError as error:
-    raise UserError(f'cannot write {option} {path}: {error.strerror}', 1) from error
+def _cannot_be_written(
+  option: str, path: Path, error: OSError | ValueError, exit_code: int = 2
+) -> UserError:
+  reason = getattr(error, 'strerror', None) or str(error)
+  if isinstance(error, UnicodeError):
+    reason = 'the name is not UTF-8'
+  return UserError(f'{option} {path} cannot be written: {reason}'.strip(), exit_code)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from t2x.base.files import MARK
+
 
 def html_page(
   body: Traversable,
@@ -30,6 +32,7 @@ def html_page(
   for character in '<>&':
     text = text.replace(character, f'\\u{ord(character):04x}')
   parts = {
+    'mark': MARK,
     'title': html.escape(title),
     'style': ''.join(file.read_text('utf-8') for file in styles),
     'script': '\n'.join(file.read_text('utf-8') for file in scripts),

@@ -290,15 +290,12 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _experiment(args: argparse.Namespace, option: str = '', out: Path | None = None) -> Any:
-  """Builds the experiment; raises UserError if it has no task, or reads the file `out` of an option."""
-  from t2x.data import files_of
+  """Builds the experiment; raises UserError if it has no task, or the file `out` of an option cannot be written."""
   from t2x.experiments import read_config
 
-  config = read_config(args.files, args.overrides)
-  experiment = config.build()
+  if out is not None:
+    check_output_file(option, out)
+  experiment = read_config(args.files, args.overrides).build()
   if experiment.task is None:
     raise UserError('Experiment.task is not set: bind it to a task with a data source')
-  if out is not None:
-    read = [path for part in experiment.task.parts.values() for path in files_of(part.source)]
-    check_output_file(option, out, [*map(Path, config.files), *read])
   return experiment

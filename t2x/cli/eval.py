@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
+from t2x.base.files import check_folder
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
 
 HELP = 'evaluate a run on a split, once or each new checkpoint'
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
   """Prints the metrics, and samples of generated texts."""
   if args.watch:
     return _watch(args)
+  if args.pictures is not None:
+    check_folder('--pictures', Path(args.pictures))
   from t2x.api import load
 
   folder = run_folder(args.run)
@@ -69,15 +72,14 @@ def run(args: argparse.Namespace) -> int:
 
 def write_pictures(folder: Path, images: Mapping[str, Any]) -> None:
   """Writes pictures, uint8 [height, width, 3], as PNG files."""
-  from PIL import Image
+  from t2x.base.drawing import save_picture
 
   if not images:
     raise UserError(
       '--pictures has no effect: no evaluator of Experiment.evaluations draws, as @CompletedImages() does'
     )
-  folder.mkdir(parents=True, exist_ok=True)
   for name, image in images.items():
-    Image.fromarray(image).save(folder / f'{name.replace("/", "_")}.png', optimize=True)
+    save_picture(image, folder / f'{name.replace("/", "_")}.png')
 
 
 def _watch(args: argparse.Namespace) -> int:

@@ -141,9 +141,7 @@ def run(args: argparse.Namespace) -> int:
       f'--min-new-tokens {args.min_new_tokens} is more than --max-new-tokens {at_most}'
     )
   if args.output:
-    from t2x.run_folder.ownership import files_of_run
-
-    check_output_file('--output', Path(args.output), files_of_run(Path(args.run)))
+    check_output_file('--output', Path(args.output))
   from t2x.api import load
 
   folder = run_folder(args.run)

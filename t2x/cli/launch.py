@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from t2x.base.errors import UserError
-from t2x.base.files import check_output_file
+from t2x.base.files import check_output_file, output_file
 from t2x.cli.launch_targets import TARGETS, add_repeatable
 from t2x.cli.options import GIN, add_files, assignments
 
@@ -49,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
     raise UserError(
       f'{sweeps[0]} is a sweep file: only t2x launch slurm accepts it, without other files'
     )
-  if args.out:
-    check_output_file('--out', Path(args.out))
   if args.submit and not args.out:
     raise UserError('--submit requires --out FILE, the file to submit')
   target = TARGETS[args.target][1](args)
@@ -64,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     source=_source(args.command_line),
   )
   text = render(target, job)
+  if args.out:
+    _check_out(Path(args.out), text)
   _check_config(args, target.num_devices)
   if not args.out:
     print(text, end='')
@@ -111,11 +111,16 @@ def _check_config(args: argparse.Namespace, num_devices: int) -> None:
   check_experiment(read_experiment(args.files, args.overrides), num_devices)
 
 
+def _check_out(path: Path, text: str) -> None:
+  """Raises UserError if the file cannot be written, or exists with other content."""
+  if path.is_file() and path.read_bytes() != text.encode():
+    raise UserError(f'--out {path}: exists with other content: remove it, or choose another name')
+  if not path.is_file():
+    check_output_file('--out', path)
+
+
 def _write(path: Path, text: str) -> None:
-  """Writes a file, unless it exists with other content."""
-  try:
-    if path.exists() and path.read_bytes() != text.encode():
-      raise UserError(f'--out {path}: exists with other content: remove it, or choose another name')
-    path.write_text(text)
-  except OSError as error:
-    raise UserError(f'--out {path}: cannot be written: {error.strerror}') from error
+  """Writes a file, unless it exists with this content."""
+  if not path.is_file():
+    with output_file('--out', path) as file:
+      file.write(text)

@@ -53,17 +53,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes the page and prints its path."""
   from t2x.api import load
-  from t2x.base.files import check_output_file, output_file, unused_path
+  from t2x.base.files import check_folder, check_output_file, output_file, unused_path
   from t2x.look.page import page
-  from t2x.run_folder.ownership import files_of_run
 
   run_folder = Path(args.run)
   out = Path(args.out) if args.out else unused_path(run_folder / 'look.html')
   read = [Path(args.input)] if args.input else []
   if args.out or run_folder.is_dir():
-    check_output_file('--out', out, [*read, *files_of_run(run_folder)])
+    check_output_file('--out', out)
   folders: dict[Literal['png', 'svg'], str | None] = {'png': args.png, 'svg': args.svg}
   for suffix, folder in folders.items():
+    if folder is not None:
+      check_folder(f'--{suffix}', Path(folder))
     if folder is not None and any(Path(folder).resolve() == p.resolve().parent for p in read):
       raise UserError(f'--{suffix} {folder} is the folder of --input: pictures may replace it')
   loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)

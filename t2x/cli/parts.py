@@ -66,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
     for part in matches if not listed else ():
       print('\n'.join(_described(part, interfaces, width)))
   elif args.markdown is not None:
-    from t2x.base.files import check_folder
+    from t2x.base.files import check_folder, output_file
 
     folder = Path(args.markdown)
     check_folder('--markdown', folder)
     folder.mkdir(parents=True, exist_ok=True)
     for interface in interfaces:
-      (folder / f'{interface.cls.__name__}.md').write_text(_page(interface))
+      with output_file('--markdown', folder / f'{interface.cls.__name__}.md') as file:
+        file.write(_page(interface))
     print(f'wrote {len(interfaces)} pages to {folder}')
   else:
     for interface in interfaces:
@@ -127,6 +128,7 @@ def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
 
 def _page(interface: Any) -> str:
   """Returns the Markdown page of an interface."""
+  from t2x.base.files import MARK
   from t2x.config import catalogue
 
   lines = [
@@ -150,4 +152,4 @@ def _page(interface: Any) -> str:
         escaped = [cell.replace('|', '\\|') for cell in cells]
         lines.append(f'| {" | ".join(escaped)} |')
     lines.append('')
-  return '\n'.join(lines)
+  return '\n'.join([*lines, f'<!-- {MARK} -->', ''])

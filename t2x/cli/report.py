@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
   from t2x.sweeps import report
 
   folder = Path(args.sweep)
+  if args.latex is not None:
+    _check_latex(Path(args.latex))
   for results in report.watch(folder, args.every if args.watch else None):
     if args.latex is not None:
       _write_latex(Path(args.latex), results)
@@ -95,16 +97,20 @@ def run(args: argparse.Namespace) -> int:
   return 0
 
 
-def _write_latex(file: Path, results: 'Results') -> None:
-  from t2x.base.files import write_atomically
-  from t2x.sweeps.report.latex import latex
+def _check_latex(file: Path) -> None:
+  from t2x.base.files import check_output_file
 
   if file.suffix != '.tex':
     raise UserError(f'--latex {file}: the name of a LaTeX file must end in .tex')
-  try:
-    write_atomically(file, latex(results).encode())
-  except OSError as error:
-    raise UserError(f'{file} cannot be written: {error.strerror}') from error
+  check_output_file('--latex', file)
+
+
+def _write_latex(file: Path, results: 'Results') -> None:
+  from t2x.base.files import output_file
+  from t2x.sweeps.report.latex import latex
+
+  with output_file('--latex', file) as out:
+    out.write(latex(results))
 
 
 def _fit(args: argparse.Namespace) -> int:

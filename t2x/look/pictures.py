@@ -1,16 +1,15 @@
 """PNG or SVG files of a `Look`; requires the extra `report`."""
 
-import contextlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from PIL import Image
 
+from t2x.base.drawing import save_figure, save_picture
 from t2x.base.errors import UserError, printable
 from t2x.look.attention import Attention, Grid
 from t2x.look.look import Look
@@ -46,8 +45,7 @@ def write_pictures(
     if kind == 'svg':
       _write(path, [('', picture)], _picture)
     else:
-      with _writing(path):
-        Image.fromarray(picture).save(path)
+      save_picture(picture, path)
     paths.append(path)
   for attention in look.attention:
     grid, pixels = attention.grid, look.pixels
@@ -85,16 +83,6 @@ def _file_name(title: str) -> str:
   return re.sub(r'\W+', '_', title).strip('_').lower()
 
 
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-  """Makes the folder of a file; raises a UserError if the file cannot be written."""
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    yield
-  except OSError as error:
-    raise UserError(f'{path}: the picture cannot be written: {error.strerror}') from error
-
-
 def _words(
   attention: Attention, draw: Callable[[Any, np.ndarray], None], folder: Path, kind: str
 ) -> list[Path]:
@@ -128,8 +116,7 @@ def _sound(look: Look, attention: Attention, path: Path) -> Path:
     axes.set_yticks(range(len(mean)), [*map(_text, attention.queries)])
     axes.set_title(f'layer {i + 1}, mean over heads', fontsize='small')
   axes.set_xlabel('seconds', fontsize='small')
-  with _writing(path):
-    figure.savefig(path, format=path.suffix[1:])
+  save_figure(figure, path)
   return path
 
 
@@ -162,8 +149,7 @@ def _write(
     axes = figure.add_subplot(rows, columns, i + 1)
     axes.set_title(textwrap.fill(title, 36), fontsize='small')
     (draw or _map)(axes, values)
-  with _writing(path):
-    figure.savefig(path, format=path.suffix[1:])
+  save_figure(figure, path)
   return path
 
 

@@ -32,17 +32,7 @@ _LEFTOVERS = (
 # Written besides, and never deleted.
 _KEPT = ('profile',)
 
-# What `t2x train`, `convert`, `prune` and `sweep` write besides.
-_OTHERS = ('checkpoints', 'config.gin', 'heads.json', 'hub', 'log.txt', 'model.gin', 'trial.json')
-
 _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'
-
-
-def files_of_run(folder: Path) -> list[Path]:
-  """Returns the files and folders of a run, or of a Hugging Face model folder, that are not reports about it."""
-  if (folder / 'config.json').exists():
-    return [folder]
-  return [path for pattern in (*_OTHERS, *_LEFTOVERS, *_KEPT) for path in folder.glob(pattern)]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from t2x.base.html_page import html_page
 from t2x.base.json_files import rounded
 from t2x.config import Config, did_you_mean, differences
 from t2x.run_folder.lines import curve_names, run_lines, sampled
-from t2x.run_folder.ownership import files_of_run
 from t2x.runs.folders import Run, read_run
 
 # Maximum number of points of a curve on the page.
@@ -37,7 +36,7 @@ def write_comparison(folders: Sequence[Path], out: Path, metric: str | None = No
   is_figure = out.suffix in SUFFIXES
   if metric is not None and not is_figure:
     raise UserError(f'--metric has no effect on {out}: the page has all metrics')
-  check_output_file('--out', out, [file for folder in folders for file in files_of_run(folder)])
+  check_output_file('--out', out)
   data = comparison(folders)
   if is_figure:
     _draw(data, out, metric)

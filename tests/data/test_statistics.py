@@ -105,7 +105,7 @@ def test_a_split_without_rows_has_statistics(tmp_path):
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path):
-  with pytest.raises(UserError, match=r'cannot write --html .*no/page\.html'):
+  with pytest.raises(UserError, match=r'--html .*no/page\.html: the folder .*no does not exist'):
     write_statistics('title', [], tmp_path / 'no' / 'page.html')
 
 

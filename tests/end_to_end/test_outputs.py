@@ -1,7 +1,8 @@
-"""No command replaces a file that it reads, and outputs are checked before anything else is done."""
+"""No command replaces a file that t2x did not write, and outputs are checked before anything else is done."""
 
 import json
 import os
+import threading
 
 import pytest
 
@@ -42,10 +43,106 @@ def test_data_commands_refuse_to_replace_their_inputs(texts, t2x, command, name,
   assert f'{out} would replace' in err
 
 
-def test_the_other_examples_replace_an_older_output(texts, t2x):
-  (texts / 'out.jsonl').write_text('old')
+def test_the_other_examples_replace_no_file_but_an_empty_one(texts, t2x):
+  (texts / 'out.jsonl').touch()
   assert t2x('data', 'dedup', 'texts.gin', '--out', 'out.jsonl')[0] == 0
   assert len((texts / 'out.jsonl').read_text().splitlines()) == 2
+  (texts / 'notes.md').write_text('my notes')
+  code, _, err = t2x('data', 'dedup', 'texts.gin', '--out', 'notes.md')
+  assert (code, (texts / 'notes.md').read_text()) == (2, 'my notes'), err
+  assert '--out notes.md would replace a file that is no page, table or figure of t2x' in err
+
+
+OUTPUTS = {
+  'look': ('look', '{run}', '--prompt', 'the', '--out', '{out}'),
+  'look --png': ('look', '{run}', '--prompt', 'the', '--out', 'new.html', '--png', '{folder}'),
+  'look --svg': ('look', '{run}', '--prompt', 'the', '--out', 'new.html', '--svg', '{folder}'),
+  'generate': (
+    'generate',
+    '{run}',
+    '--prompt',
+    'the',
+    '--max-new-tokens',
+    '1',
+    '--output',
+    '{out}',
+  ),
+  'compare': ('runs', 'compare', '{run}', '--out', '{out}'),
+  'compare figure': ('runs', 'compare', '{run}', '--out', '{figure}'),
+  'dedup': ('data', 'dedup', 'texts.gin', '--out', '{out}'),
+  'inspect': ('data', 'inspect', 'texts.gin', '--statistics', '--html', '{out}'),
+  'pattern': ('show', '{run}/config.gin', '--pattern', '{figure}'),
+  'parts': ('parts', '--markdown', '{folder}'),
+  'launch': ('launch', 'local', '{run}/config.gin', '--gpus', '2', '--out', '{out}'),
+}
+
+
+@pytest.mark.parametrize('link', [False, True], ids=['file', 'link'])
+@pytest.mark.parametrize('command', OUTPUTS.values(), ids=OUTPUTS)
+def test_no_output_replaces_a_file_of_the_user(texts, run, t2x, command, link):
+  folder = texts / 'mine'
+  folder.mkdir()
+  names = ['thesis', 'figure.svg', 'maps.png', 'maps.svg', 'Norm.md']
+  for name in names:
+    (folder / name).write_text('mine')
+    if link:
+      (texts / name).write_text('mine')
+      (folder / name).unlink()
+      (folder / name).symlink_to(texts / name)
+  places = {'run': run, 'folder': folder, 'out': folder / 'thesis', 'figure': folder / 'figure.svg'}
+  code, _, err = t2x(*(word.format_map(places) for word in command))
+  assert (code, err.count('\n')) == (2, 1), err
+  assert 'would replace' in err or 'exists with other content' in err, err
+  assert [(folder / name).read_text() for name in names] == ['mine'] * len(names)
+  assert [(folder / name).is_symlink() for name in names] == [link] * len(names)
+
+
+@pytest.mark.parametrize(
+  'name', ['look', 'look --png', 'compare', 'compare figure', 'inspect', 'pattern', 'launch']
+)
+def test_files_of_t2x_are_replaced_through_links(texts, run, t2x, name):
+  places = {'run': run, 'folder': 'mine', 'out': 'mine/page', 'figure': 'mine/figure.svg'}
+  (texts / 'mine').mkdir()
+  command = [word.format_map(places) for word in OUTPUTS[name]]
+  assert t2x(*command)[0] == 0
+  (written,) = [
+    path for path in (texts / 'mine').iterdir() if path.stem in ('page', 'figure', 'maps')
+  ]
+  written.rename(texts / 'target')
+  written.symlink_to(texts / 'target')
+  before = (texts / 'target').read_bytes()
+  code, _, err = t2x(*command)
+  assert code == 0, err
+  assert written.is_symlink() and (texts / 'target').read_bytes()[:100] == before[:100]
+  assert not list(texts.rglob('.t2x-*'))
+
+
+@pytest.mark.parametrize('name', ['look', 'generate', 'compare', 'dedup', 'inspect', 'launch'])
+def test_a_pipe_gets_the_output_and_stays(texts, run, t2x, name):
+  pipe, read = texts / 'pipe', []
+  os.mkfifo(pipe)
+  reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+  reader.start()
+  code, _, err = t2x(*(word.format(run=run, out=pipe, folder='') for word in OUTPUTS[name]))
+  assert code == 0, err
+  reader.join(10)
+  assert pipe.is_fifo() and read[0]
+
+
+@pytest.mark.parametrize(
+  ('name', 'problem'),
+  [
+    ('a' * 300, 'File name too long'),
+    ('a\0b', 'null'),
+    ('a\udcff', 'UTF-8'),
+    ('loop', 'levels of'),
+  ],
+)
+def test_a_file_that_cannot_be_made_is_refused_in_one_line(texts, run, t2x, name, problem):
+  (texts / 'loop').symlink_to('loop')
+  code, _, err = t2x('generate', run, '--prompt', 'the', '--output', name)
+  assert (code, err.count('\n')) == (2, 1), err
+  assert 'cannot be written' in err and problem in err
 
 
 @pytest.mark.parametrize('name', ['config.gin', 'metrics.jsonl', 'checkpoints/3/checksums.json'])

@@ -129,8 +129,13 @@ def test_folders_without_a_run_and_duplicates_are_refused(make_run, tmp_path):
 def test_a_figure_has_the_curves_of_the_runs(make_run, tmp_path, capsys, monkeypatch):
   from matplotlib.figure import Figure
 
-  saved = []
-  monkeypatch.setattr(Figure, 'savefig', lambda self, path, **_: saved.append((path.name, self)))
+  saved, save = [], Figure.savefig
+
+  def savefig(self, path, **settings):
+    saved.append((path.name, self))
+    save(self, path, **settings)
+
+  monkeypatch.setattr(Figure, 'savefig', savefig)
   runs = [str(make_run('runs/a')), str(make_run('runs/b', losses=(2.5, 2.0)))]
   out = str(tmp_path / 'curves.pdf')
   assert main(['runs', 'compare', *runs, '--out', out, '--metric', 'eval/loss']) == 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from t2x.base.drawing import save_figure
 from t2x.base.errors import UserError
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
@@ -71,10 +72,7 @@ def draw(
   patches = [Patch(facecolor=c, edgecolor='black', label=label) for *_, label, c in KINDS]
   patches.append(Patch(facecolor=EDGE, label='edge of a tile'))
   figure.legend(handles=patches, loc='outside lower center', ncols=2)
-  try:
-    figure.savefig(path, format='png')
-  except OSError as e:
-    raise UserError(f'{path}: the picture cannot be written: {e.strerror}') from e
+  save_figure(figure, pathlib.Path(path))
 
 
 def cells(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from t2x.base.drawing import save_figure
 from t2x.base.errors import UserError
 from t2x.base.text_table import text_table
 from t2x.sweeps.report.results import Results, Row
@@ -316,5 +317,5 @@ def write_png(path: Path, fits: Sequence[Fit], metric: str) -> bool:
     axes.yaxis.set_major_formatter('{x:.3g}')
     axes.yaxis.set_minor_formatter('{x:.3g}')
     axes.legend(fontsize=8)
-  figure.savefig(path, dpi=150)
+  save_figure(figure, path, dpi=150)
   return True

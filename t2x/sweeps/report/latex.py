@@ -2,6 +2,7 @@
 
 import re
 
+from t2x.base.files import MARK
 from t2x.sweeps.report.markdown import decimals, method
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.report.summary import label, sentence
@@ -28,7 +29,7 @@ def latex(results: Results) -> str:
   rows = [_cells(results, row) for row in results.rows]
   name = re.sub(r'[^0-9A-Za-z]+', '-', results.plan.name).strip('-')
   lines = [
-    '% Needs \\usepackage{booktabs}.',
+    f'% {MARK}. Needs \\usepackage{{booktabs}}.',
     r'\begin{table}',
     r'  \centering',
     f'  \\caption{{{_escaped(caption)}}}',

@@ -46,6 +46,18 @@ def test_another_suffix_and_a_fit_are_refused(folder, tmp_path, capsys):
   assert '--latex has no effect with --fit' in capsys.readouterr().err
 
 
+def test_the_table_replaces_only_a_table_of_t2x(folder, tmp_path, capsys):
+  thesis, table = tmp_path / 'thesis.tex', tmp_path / 'table.tex'
+  thesis.write_text('my thesis')
+  (tmp_path / 'link.tex').symlink_to(thesis)
+  for name in ('thesis.tex', 'link.tex'):
+    assert main(['report', str(folder), '--latex', str(tmp_path / name)]) == 2
+    assert f'{name} would replace' in capsys.readouterr().err
+    assert (tmp_path / name).read_text() == 'my thesis'
+  for _ in range(2):
+    assert main(['report', str(folder), '--latex', str(table)]) == 0
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
 def test_the_table_compiles(folder, tmp_path):
