@@ -349,13 +349,19 @@ def of_source(reads: Collection[str]) -> frozenset[str]:
 def by_layer(recorded: Mapping[str, Array], name: str) -> Array:
   """Returns the arrays NAME that the layers of a body recorded, [batch, layers, ...], in the order of the layers."""
   stages: dict[str, list[Array]] = {}
-  for path, array in recorded.items():
+  # Transformed functions return dicts sorted by key: block 10 before block 2.
+  for path in sorted(recorded, key=_numbered):
     if path.rpartition('.')[2] == name:
-      stages.setdefault(path.rpartition('blocks.')[0], []).append(array)
+      stages.setdefault(path.rpartition('blocks.')[0], []).append(recorded[path])
   # Each array is [repeats, batch, ...].
   rows = [jnp.stack(arrays, axis=1) for arrays in stages.values()]
   layers = jnp.concatenate([a.reshape(-1, *a.shape[2:]) for a in rows])
   return jnp.moveaxis(layers, 0, 1)
+
+
+def _numbered(path: str) -> list[tuple[int, str]]:
+  """Returns a key by which the numbers in names are sorted as numbers."""
+  return [(int(part), '') if part.isdigit() else (0, part) for part in path.split('.')]
 
 
 def check_unread(call: Call, reads: Collection[str]) -> None:

@@ -259,3 +259,18 @@ def test_recorded_arrays_are_in_the_order_of_the_layers():
     'stages.1.blocks.0.mixer.states': numbers[4:],
   }
   np.testing.assert_array_equal(by_layer(recorded, 'states'), numbers.T)
+
+
+@pytest.mark.parametrize('prefix', ['blocks.{}.', 'stages.{}.blocks.0.'])
+def test_recorded_arrays_of_more_than_ten_blocks_or_stages_are_in_their_order(prefix):
+  """Compiled functions return dicts whose keys are sorted as strings."""
+  numbers = jnp.arange(12)
+  recorded = {prefix.format(i) + 'hidden': numbers[i, None, None] for i in range(12)}
+  np.testing.assert_array_equal(jax.jit(lambda a: by_layer(a, 'hidden'))(recorded), numbers[None])
+
+
+def test_the_last_recorded_layer_of_twelve_blocks_is_the_output(make):
+  stack = build(make, blocks=[make.block()] * 12, num_layers=12)
+  own = Call(Tokens.row(7), Causal(), record=frozenset({'hidden'}))
+  result = jax.jit(lambda stack, x: stack(x, own))(stack, x_of(make))
+  np.testing.assert_array_equal(by_layer(result.recorded, 'hidden')[:, -1], result.x)
