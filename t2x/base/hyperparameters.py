@@ -93,6 +93,20 @@ def in_step(**fields: Any) -> Iterator[None]:
     _CONTEXT.reset(token)
 
 
+def check_whole_batch(what: str, instead: str) -> None:
+  """Raises UserError in a train step that splits its batch into micro-batches.
+
+  Args:
+    what: what depends on all rows of a batch, for the error.
+    instead: what to use with micro-batches.
+  """
+  parts = step_context().micro_batches
+  if parts > 1:
+    raise UserError(
+      f'{what} all tokens of a batch, which Trainer.accumulate = {parts} splits: set it to 1, or {instead}'
+    )
+
+
 def scalar(value: Tunable) -> 'float | jax.Array':
   """Returns a float unchanged, or the float32 scalar [] of a reference.
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.base.errors import UserError
-from t2x.base.hyperparameters import scalar, step_context
+from t2x.base.hyperparameters import check_whole_batch, scalar
 from t2x.base.ranges import Size, TunableNonNegative
 from t2x.layers.initializers import zeros
 from t2x.layers.interfaces import Aux
@@ -127,12 +126,7 @@ class BatchBalance(RouterLoss):
   coefficient: TunableNonNegative = 0.01
 
   def __call__(self, choices):
-    parts = step_context().micro_batches
-    if parts > 1:
-      raise UserError(
-        f'BatchBalance compares all tokens of a batch, which Trainer.accumulate = {parts} splits: set it to 1, or '
-        'use RowBalance or LoadBias'
-      )
+    check_whole_batch('BatchBalance compares', 'use RowBalance or LoadBias')
     k, num_tokens = choices.expert.shape[-1], jnp.maximum(choices.num_tokens.sum(), 1)
     share = choices.counts().sum(axis=0) / (k * num_tokens)
     mean = choices.probabilities().sum(axis=0) / num_tokens

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import check_whole_batch
 from t2x.base.ranges import Positive
 from t2x.layers.constraints import map_shards, mesh_axes, num_parts
 from t2x.layers.dtypes import Dtypes
@@ -32,10 +33,11 @@ class Dropless(Dispatch):
   the experts each gather the vectors of all of these devices, apply their own experts, and return sums. Without `room`
   they have places for the case that all choices are theirs.
 
-  With `room` an expert processes at most room * choices / num_experts of the choices of the rows that the devices with
-  different experts share, rounded up; without such devices, of the batch. The choices take places in the order of the
-  rows, each row in its own order, and those without a place add 0, as in `Capacity`. A call with one token per row, as in
-  generation, has places for all. Returns the metric 'dropped_tokens', the fraction of choices without a place.
+  With `room` an expert processes at most room * choices / num_experts of the choices of the rows of a device, rounded
+  up; devices that split the experts count the rows of all of them. The choices take places in the order of the rows, each
+  row in its own order, and those without a place add 0, as in `Capacity`: what a row is mapped to depends on the rows before
+  it, so that a step which splits the batch into micro-batches is refused. A call with one token per row, as in generation,
+  has places for all. Returns the metric 'dropped_tokens', the fraction of choices without a place.
 
   An auxiliary loss of the experts is shared equally by the rows of the batch.
 
@@ -52,6 +54,8 @@ class Dropless(Dispatch):
         f'Dropless: the mesh axis {others[0]} splits the experts but not the batch: give the logical axis experts an axis of '
         'the logical axis batch in Mesh.rules and Mesh.activation_rules, or use Capacity'
       )
+    if self.room is not None:
+      check_whole_batch('With Dropless.room experts have places for', 'set Dropless.room = None')
     batch, number = len(x), experts.num_experts
     devices = num_parts('batch') * num_parts('length') // num_parts('experts')
     block = block_size(routing.expert.size / devices / number)

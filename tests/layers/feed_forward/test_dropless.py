@@ -158,6 +158,14 @@ def test_with_room_the_first_choices_of_each_expert_in_the_batch_have_places():
   assert one == (0, 2 * BATCH)
 
 
+def test_places_for_a_batch_are_refused_where_a_step_splits_it():
+  part, x = mixture('gated', dispatch=Dropless(room=0.7)), inputs()
+  with in_step(micro_batches=2), pytest.raises(UserError, match=r'room .* Trainer.accumulate = 2'):
+    part(x, call())
+  with in_step(micro_batches=2):
+    mixture('gated')(x, call())
+
+
 def test_a_capacity_that_drops_nothing_gives_the_same():
   part, x = mixture('biases and a norm'), inputs()
   results = []
