@@ -36,6 +36,7 @@ def param(
   matrix: tuple[int, int] | None = None,
   keep_float32: bool = False,
   rule: Rule | None = None,
+  maximum: float | None = None,
 ) -> nnx.Param:
   """Creates a float32 parameter annotated with what it is; nothing else decides how it is trained.
 
@@ -66,6 +67,7 @@ def param(
     keep_float32: whether a step computes with the parameter in float32 instead of casting it to the compute
       dtype (see `Dtypes`); always for kind 'rule'.
     rule: what moves a parameter of kind 'rule'.
+    maximum: upper bound of each element, to which a train step clips the parameter after its update; None: no bound.
 
   Raises:
     ValueError: `axes` do not fit the shape, `kind` is missing or unknown, or `matrix` or `rule` does not fit it.
@@ -84,6 +86,7 @@ def param(
     layers=build_context().layers,
     keep_float32=keep_float32 or kind == 'rule',
     rule=rule,
+    maximum=maximum,
     **metadata,
   )
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
@@ -89,7 +90,7 @@ class TwoTower(nnx.Module):
     a_projection: builds the projection of the vectors of `a`; None: they are compared as they are, and have the width `dim`.
     b_projection: likewise for `b`.
     temperature: initial temperature; the factor is its inverse, and is learned on a logarithmic scale.
-    max_factor: maximum of the factor; None: no maximum. 100 in CLIP's training.
+    max_factor: maximum of the factor, to which each train step clips it; None: no maximum. 100 in CLIP's training.
     bias: initial value of a learned number that is added to the products (SigLIP, https://arxiv.org/abs/2303.15343: -10);
       None: no bias.
     init: initialiser of the projections.
@@ -130,11 +131,11 @@ class TwoTower(nnx.Module):
     self.a_projection = projection('a_projection', self.a, a_projection)
     self.b_projection = projection('b_projection', self.b, b_projection)
 
-    def number(value: float) -> nnx.Param:
+    def number(value: float, maximum: float | None = None) -> nnx.Param:
       constant = nnx.initializers.constant(value)
-      return param(constant, (), (), rngs, kind='scalar', keep_float32=True)
+      return param(constant, (), (), rngs, kind='scalar', keep_float32=True, maximum=maximum)
 
-    self.log_factor = number(math.log(1 / temperature))
+    self.log_factor = number(math.log(1 / temperature), max_factor and math.log(max_factor))
     self.bias = None if bias is None else number(bias)
 
   @property
@@ -150,7 +151,10 @@ class TwoTower(nnx.Module):
   def factor(self) -> Float[Array, '']:
     """The factor of the products of vectors, float32."""
     factor = jnp.exp(self.log_factor[...].astype(Dtypes.logits))
-    return factor if self.max_factor is None else jnp.minimum(factor, self.max_factor)
+    if self.max_factor is None:
+      return factor
+    # The gradient is that of a step that clips the parameter: at the maximum it is not zero.
+    return factor - jax.lax.stop_gradient(jnp.maximum(factor - self.max_factor, 0))
 
   def __call__(
     self,
@@ -173,6 +177,7 @@ class TwoTower(nnx.Module):
     for name, own, (tower, inputs, projection) in zip('ab', tokens, towers, strict=True):
       out = tower(inputs, own, named_key(key, name))
       x = (out.x if projection is None else projection(out.x)).astype(Dtypes.logits)
-      length = jnp.maximum(jnp.sqrt(jnp.square(x).sum(axis=-1, keepdims=True)), 1e-12)
+      # The maximum of the squares: a square root has no gradient at 0, the vector of a row of padding.
+      length = jnp.sqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), 1e-24))
       outs.append(Output(x / length, None, out.aux))
     return outs[0], outs[1]

@@ -38,6 +38,7 @@ class ParamInfo:
     num_layers: number of layers of the body; 0 outside of stacks of layers.
     keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
     rule: what moves a parameter of kind 'rule'; None for other parameters.
+    maximum: upper bound to which a step clips the elements after its update; None: no bound.
     active: share of the elements that a token uses, of experts those of the chosen ones.
   """
 
@@ -51,6 +52,7 @@ class ParamInfo:
   num_layers: int = 0
   keep_float32: bool = False
   rule: Rule | None = None
+  maximum: float | None = None
   active: float = 1.0
 
   @property
@@ -122,6 +124,7 @@ def _infos(model: nnx.Module, prefix: str) -> Iterator[ParamInfo]:
       num_layers=numbers.num_layers if numbers else 0,
       keep_float32=metadata['keep_float32'],
       rule=metadata['rule'],
+      maximum=metadata['maximum'],
       active=metadata.get('active', 1.0),
     )
 

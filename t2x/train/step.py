@@ -229,7 +229,11 @@ def _updated(
   moved = {
     name: info.moved(state.params[name], gradients[name]) for name, info in groups.ruled.items()
   }
-  return optax.apply_updates(trained, updates) | moved, opt_state, own, updates
+  params = optax.apply_updates(trained, updates)
+  for name, info in groups.trained.items():
+    if info.maximum is not None:
+      params[name] = jnp.minimum(params[name], info.maximum)
+  return params | moved, opt_state, own, updates
 
 
 def updates_applied(opt_state: Any) -> jax.Array:

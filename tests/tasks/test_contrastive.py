@@ -1,10 +1,12 @@
 """Contrastive learning of pairs of texts: padding, retrieval against a loop, and what is refused."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from applying import moved
 from evaluating import evaluated
@@ -14,6 +16,7 @@ from loss_terms import gradient
 from t2x.base.errors import UserError
 from t2x.data import BabelDates, Bytes
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
+from t2x.layers.arrays import named_leaves
 from t2x.models import (
   Block,
   Encoder,
@@ -25,7 +28,11 @@ from t2x.models import (
   mean_tokens,
 )
 from t2x.tasks import Contrastive, Mixture, Retrieval
+from t2x.train import Trainer
+from t2x.train.groups import Groups
 from t2x.train.logs.flops import row_lengths
+from t2x.train.params import Blueprint
+from t2x.train.step import TrainState, make_train_step
 
 TASK = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
 
@@ -94,6 +101,43 @@ def test_the_factor_has_a_maximum():
   assert float(model.factor) == pytest.approx(np.exp(9), rel=1e-5)
   with pytest.raises(UserError, match=r'the factor 100 is above max_factor = 50'):
     two_towers(temperature=0.01, max_factor=50.0)
+
+
+def test_a_factor_above_its_maximum_has_a_gradient():
+  model = two_towers()
+  for value in (4.0, math.log(100), 9.0):
+    model.log_factor[...] = jnp.float32(value)
+    slope = jax.grad(lambda model: model.factor)(model).log_factor[...]
+    assert float(slope) == pytest.approx(math.exp(value), rel=1e-5)
+
+
+def test_a_step_clips_the_factor_as_clip_does_and_the_next_one_can_lower_it():
+  """Steps with updates of 1, 1 and -1, from a temperature of 0.02."""
+  model, batch = two_towers(temperature=0.02), random_batch()
+  blueprint = Blueprint(jax.eval_shape(lambda: model))
+  params, groups = blueprint.params(model), Groups((), blueprint.infos)
+  up = optax.GradientTransformation(
+    lambda params: jnp.float32(0),
+    lambda grads, count, params: (
+      jax.tree.map(lambda a: jnp.ones_like(a) * jnp.where(count < 2, 1, -1), params),
+      count + 1,
+    ),
+  )
+  trainer = Trainer(num_steps=3, batch_size=6)
+  step = jax.jit(make_train_step(TASK, trainer, up, blueprint, groups))
+  state, factors = TrainState(jnp.int32(0), params, up.init(params), jax.random.key(0)), []
+  for _ in range(3):
+    state, _ = step(state, {}, batch)
+    factors.append(float(blueprint.model(state.params).factor))
+  np.testing.assert_allclose(factors, [100, 100, 100 / math.e], rtol=1e-5)
+
+
+def test_a_row_of_padding_has_finite_gradients():
+  model, batch = moved(two_towers(), scale=0.3), random_batch()
+  batch['a_segments'] = batch['a_segments'].at[2].set(0)
+  grads, _ = gradient(TASK, model, batch)
+  infinite = [name for name, leaf in named_leaves(grads) if not np.isfinite(leaf).all()]
+  assert not infinite, (infinite, len(jax.tree.leaves(grads)))
 
 
 def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
