@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import in_step
-from t2x.layers import Call, Causal, RoPE, Slots, Source, Tokens
+from t2x.layers import Call, Causal, Ordered, RoPE, Slots, Source, Tokens
 from t2x.layers.attention.cache import SharedSlots
 from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
@@ -82,6 +82,16 @@ def outputs_ignore_later_tokens(subject: Subject) -> None:
   call, place = subject.call(pattern=Causal()), subject.length // 2
   changed = subject(subject.x.at[:, place].add(1.0), call).x
   same(changed[:, :place], subject(call=call).x[:, :place], 'outputs before the changed token')
+
+
+def outputs_ignore_tokens_later_in_the_order(subject: Subject) -> None:
+  """Checks that, under Ordered(), a change of a token changes no output of tokens before it in `Tokens.order`."""
+  order = jnp.asarray(np.random.default_rng(8).permutation(subject.length))[None]
+  call = subject.call(Tokens.row(subject.length, order=order), Ordered())
+  place = subject.length // 2
+  earlier = np.flatnonzero(order[0] < order[0, place])
+  changed = subject(subject.x.at[:, place].add(1.0), call).x
+  same(changed[:, earlier], subject(call=call).x[:, earlier], 'outputs earlier in the order')
 
 
 def tokens_are_independent(subject: Subject) -> None:
@@ -364,6 +374,10 @@ CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]
   'rows are independent': (rows_are_independent, lambda subject: True),
   'tokens are independent': (tokens_are_independent, lambda subject: not subject.mixes),
   'outputs ignore later tokens': (outputs_ignore_later_tokens, lambda subject: subject.mixes),
+  'outputs ignore tokens later in the order': (
+    outputs_ignore_tokens_later_in_the_order,
+    lambda subject: True,
+  ),
   'padding is not read': (padding_is_not_read, lambda subject: True),
   'packed rows equal separate rows': (packed_rows_equal_separate_rows, lambda subject: True),
   'decoding equals the forward pass': (decoding_equals_the_forward_pass, lambda subject: True),

@@ -78,3 +78,57 @@ REFUSED = {
   # Its matched keys are mixtures of the tokens of a row.
   'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }
+
+# They follow the order of the row, mix all of its tokens, or need a grid.
+_IN_ROW_ORDER = (
+  'windows of a grid',
+  'axes of a grid',
+  'rotations by row and column',
+  'offsets of rows and columns',
+  'convolutions of a grid',
+  'attention to squares of a grid',
+  'MLP of neighbours in a grid',
+  'matrix over tokens',
+  'gates of a matrix over tokens',
+  'lightweight convolution',
+  'dynamic convolution',
+  'gated convolution',
+  'dilated convolution with weight normalisation',
+  'convolution before an attention to the source',
+  'Linformer',
+  'ProbSparse attention',
+  'Nystrom attention',
+  'memory-compressed attention',
+  'linear attention',
+  'linear attention with random features',
+  'linear attention with redrawn features',
+  'flow attention',
+  'gated DeltaNet',
+  'fast weights',
+  'AFT-simple',
+  'AFT-local',
+  'AFT-conv',
+  'AFT-full',
+  'LSH attention',
+  'Sinkhorn attention',
+  'routing attention',
+  'attention with forget gates',
+  'token shift of attention',
+  'token shift of an MLP',
+  'mixture of experts',
+  'mixture of two experts per token',
+  'experts that choose their tokens',
+  'experts of groups, by chance',
+  'recurrent layer',
+  'recurrent layer with gated units',
+  'recurrent layer in both directions',
+  'recurrent decoder from one vector',
+  'recurrent decoder with the state before',
+  'captioning decoder',
+  'recurrent decoder',
+  'attention beside an MLP',
+)
+REFUSED |= {
+  name: (*REFUSED.get(name, ()), 'outputs ignore tokens later in the order')
+  for name in _IN_ROW_ORDER
+}

@@ -10,13 +10,21 @@ from applying import applied
 
 from t2x.base.errors import UserError
 from t2x.layers import (
+  MLP,
   Blockwise,
+  Call,
+  Capacity,
   Dense,
+  Dropless,
+  ForgetGate,
   Hidden,
+  MixtureOfExperts,
+  MultiHeadAttention,
   Ordered,
   RoPE,
   RowLayout,
   Tokens,
+  TokenShift,
   Window,
   XLPositions,
 )
@@ -35,8 +43,15 @@ def x_of(make, batch=2, length=6):
   return jax.random.normal(jax.random.key(5), (batch, length, make.width))
 
 
-def test_predictions_depend_on_earlier_tokens_of_the_order_only(make):
-  stack, x = build(make), x_of(make)
+DROPLESS = functools.partial(
+  MixtureOfExperts, num_experts=4, expert=functools.partial(MLP, hidden_dim=8), dispatch=Dropless()
+)
+
+
+@pytest.mark.parametrize('settings', [{}, {'feed_forward': DROPLESS}], ids=['MLP', 'experts'])
+def test_predictions_depend_on_earlier_tokens_of_the_order_only(make, settings):
+  block = functools.partial(make.block(encoding=POSITIONS), **settings)
+  stack, x = build(make, blocks=[block]), x_of(make)
   tokens = Tokens.row(6, order=jnp.asarray(ORDER))
   slopes = jax.jit(jax.jacobian(lambda x: applied(stack, x, tokens=tokens)[0].sum(axis=-1)))(x)
   depends = np.abs(slopes).max(axis=-1) > 1e-7
@@ -44,6 +59,39 @@ def test_predictions_depend_on_earlier_tokens_of_the_order_only(make):
     expected = ORDER[row][None] < ORDER[row][:, None]
     np.testing.assert_array_equal(depends[row, :, row], expected)
     assert not depends[row, :, 1 - row].any()
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    (
+      {'feed_forward': functools.partial(DROPLESS, dispatch=Capacity(factor=1.0))},
+      r'MixtureOfExperts\.dispatch = Capacity.* gives experts to tokens in the order of the row',
+    ),
+    (
+      {'feed_forward': functools.partial(DROPLESS, dispatch=Dropless(room=1.0))},
+      r'MixtureOfExperts\.dispatch = Dropless.* the order of the row',
+    ),
+    (
+      {'encoding': functools.partial(ForgetGate, num_heads=4)},
+      r'ForgetGate adds up gates in the order of the row, .* the pattern .*Ordered\(\)',
+    ),
+    (
+      {
+        'mixer': functools.partial(
+          TokenShift, sublayer=functools.partial(MultiHeadAttention, num_heads=4)
+        )
+      },
+      r'a convolution follows the order of the row',
+    ),
+  ],
+  ids=['capacity', 'room', 'forget gates', 'token shift'],
+)
+def test_parts_that_follow_the_order_of_the_row_are_refused(make, settings, words):
+  block = functools.partial(make.block(encoding=POSITIONS), **settings)
+  call = Call(Tokens.row(6, order=jnp.asarray(ORDER)))
+  with pytest.raises(UserError, match=words):
+    build(make, blocks=[block])(x_of(make), call)
 
 
 def test_packed_rows_equal_rows_of_their_own(make):

@@ -97,6 +97,12 @@ class Dispatch(Protocol):
     """Whether no later token changes which experts process an earlier one."""
     ...
 
+  @property
+  @optional(False)
+  def is_independent(self) -> bool:
+    """Whether no token at all changes which experts process another one."""
+    ...
+
   def __call__(
     self, experts: Experts, x: Float[Array, 'batch length d_model'], routing: Routing
   ) -> tuple[Float[Array, 'batch length d_model'], Aux]:
@@ -130,6 +136,7 @@ class Capacity(Dispatch):
   factor: Positive | None = 1.25
   slots: Size | None = None
   is_causal: ClassVar[bool] = True
+  is_independent: ClassVar[bool] = False
 
   def __post_init__(self):
     if (self.factor is None) == (self.slots is None):

@@ -48,6 +48,10 @@ class Dropless(Dispatch):
   room: Positive | None = None
   is_causal: ClassVar[bool] = True
 
+  @property
+  def is_independent(self) -> bool:
+    return self.room is None
+
   def __call__(self, experts, x, routing):
     if others := sorted(set(mesh_axes('experts')) - set(mesh_axes('batch'))):
       raise UserError(

@@ -27,6 +27,7 @@ from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.keys import named_key, stacked
 from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Full, Pattern
+from t2x.layers.patterns.ordered import check_row_order
 from t2x.layers.tokens import Tokens
 
 __all__ = ['MixtureOfExperts', 'SwitchFeedForward']
@@ -43,7 +44,7 @@ class MixtureOfExperts(FeedForward):
   row chose each expert, dropped ones included.
 
   A router or a dispatch in which later tokens change earlier ones (`is_causal` is False) needs the pattern Full(): it is
-  refused in a decoder.
+  refused in a decoder. A dispatch in which earlier tokens of the row change later ones is refused with `Ordered`.
 
   Args:
     d_model: width of the input and output.
@@ -103,10 +104,13 @@ class MixtureOfExperts(FeedForward):
 
   def _check_pattern(self, pattern: Pattern) -> None:
     """Raises UserError if the pattern hides tokens that change the experts of others."""
+    name = type(self).__name__
+    if not self.dispatch.is_independent:
+      check_row_order(f'{name}.dispatch = {self.dispatch} gives experts to tokens in', pattern)
     if self._acausal and pattern.offsets() != Full().offsets():
-      (name, *_) = self._acausal
+      (part, *_) = self._acausal
       raise UserError(
-        f'{type(self).__name__}.{name} = {type(getattr(self, name)).__name__} lets later tokens change earlier ones, which '
+        f'{name}.{part} = {type(getattr(self, part)).__name__} lets later tokens change earlier ones, which '
         f'the pattern {pattern} forbids: use it in an Encoder, or TopK and Capacity'
       )
 

@@ -24,6 +24,7 @@ from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
+from t2x.layers.patterns.ordered import check_row_order
 from t2x.layers.tokens import Tokens
 
 __all__ = ['DynamicConvolution', 'GatedConvolution', 'LightweightConvolution']
@@ -339,7 +340,12 @@ def apply_with_recent(
 
 @functools.cache
 def taps_before(pattern: Pattern, kernel_size: int) -> int:
-  """Number of taps before the token: all but one if the pattern hides all later positions, else half."""
+  """Number of taps before the token: all but one if the pattern hides all later positions, else half.
+
+  Raises:
+    UserError: the order of the pattern is not that of the row.
+  """
+  check_row_order('a convolution follows', pattern)
   length = 2 * kernel_size
   positions = np.arange(length)[None]
   marked = Tokens(positions, marks=dict.fromkeys(mark_names(pattern), positions >= 0))

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from t2x.base.errors import UserError
 from t2x.base.ranges import Text
 from t2x.layers.patterns.algebra import Full, Pattern, is_marked
 from t2x.layers.patterns.tiles import Bounds, Tiles
@@ -19,6 +20,20 @@ class Ordered(Pattern):
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return k.order <= q.order
+
+
+def check_row_order(what: str, pattern: Pattern) -> None:
+  """Raises UserError if a pattern orders tokens otherwise than by their place in the row.
+
+  Args:
+    what: what follows the order of the row, for the error.
+    pattern: the pattern of the tokens.
+  """
+  if 'order' in pattern.reads:
+    raise UserError(
+      f'{what} the order of the row, so that tokens would depend on others that the pattern {pattern} hides: leave it '
+      'out, or use another pattern'
+    )
 
 
 @dataclasses.dataclass(frozen=True)

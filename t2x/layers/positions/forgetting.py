@@ -13,6 +13,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.patterns.ordered import check_row_order
 from t2x.layers.positions.encoding import PositionEncoding
 
 __all__ = ['ForgetGate']
@@ -47,7 +48,12 @@ class ForgetGate(PositionEncoding):
     self.gate = Linear((d_model,), (num_heads,), ('embed', 'heads'), init=init, rngs=rngs)
 
   def prepare(self, x, call: Call) -> dict[str, Float[Array, 'batch length heads']]:
-    """Returns the sums of the logarithms from the first token of a row, in float32; padding adds nothing."""
+    """Returns the sums of the logarithms from the first token of a row, in float32; padding adds nothing.
+
+    Raises:
+      UserError: the order of the pattern is not that of the row.
+    """
+    check_row_order('ForgetGate adds up gates in', call.pattern)
     gates = jax.nn.log_sigmoid(self.gate(x).astype(Dtypes.softmax))
     if call.tokens.segments is not None:
       gates = jnp.where(call.tokens.segments[..., None] != 0, gates, 0)
