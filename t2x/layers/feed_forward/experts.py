@@ -84,10 +84,12 @@ class MixtureOfExperts(FeedForward):
     if self.expert.init_cache(1, 1, jnp.float32) is not None:
       raise UserError(f'{name} has a state, which experts cannot keep: use a feed-forward layer')
 
-  def _num_choices(self, d_model: int) -> int:
-    """Returns the number of experts of a token."""
+  def _num_choices(self, d_model: int) -> float:
+    """Returns the mean number of experts of a token."""
+    if self.router.num_choices is not None:
+      return float(self.router.num_choices)
     x, call = jax.ShapeDtypeStruct((1, 1, d_model), jnp.float32), Call(Tokens.row(1))
-    return int(jax.eval_shape(lambda x: self.router(x, call).expert, x).shape[-1])
+    return float(jax.eval_shape(lambda x: self.router(x, call).expert, x).shape[-1])
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None

@@ -61,6 +61,12 @@ class Router(Protocol):
     """Whether the experts of a token and their weights depend on no later token."""
     ...
 
+  @property
+  @optional(None)
+  def num_choices(self) -> float | None:
+    """Mean number of experts of a token; None: the number of indices that a call returns."""
+    ...
+
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Routing:
     """Returns the experts of each token. Those of padding have no effect, but count in no loss and no metric."""
     ...
@@ -162,6 +168,7 @@ class ScoringRouter(nnx.Module):
 
   implements = (Router,)
   is_causal: bool = True
+  num_choices: float | None = None
 
   def __init__(
     self,
@@ -283,7 +290,7 @@ class ExpertChoice(ScoringRouter):
         f'ExpertChoice.factor = {factor}: must be at most {num_experts}, the number of experts'
       )
     super().__init__(d_model, num_experts, rngs=rngs, **settings)
-    self.factor = factor
+    self.factor = self.num_choices = factor
 
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Routing:
     affinity = self.scoring(self.scores(x, call))

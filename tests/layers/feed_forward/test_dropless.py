@@ -228,6 +228,7 @@ class Second(nnx.Module):
   """A router that gives all tokens to one expert."""
 
   is_causal = True
+  num_choices = None
 
   def __init__(self, d_model, num_experts, *, rngs):
     pass

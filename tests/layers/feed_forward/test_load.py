@@ -37,6 +37,7 @@ class Given:
   """A router with the choices above."""
 
   is_causal = True
+  num_choices = None
 
   def __init__(self, d_model, num_experts, *, rngs):
     pass

@@ -257,6 +257,7 @@ def test_experts_and_rows_have_dropout_masks_of_their_own():
 
   class Everywhere:
     is_causal = True
+    num_choices = None
 
     def __call__(self, x, call):
       shape = (*x.shape[:2], EXPERTS)
@@ -327,6 +328,7 @@ class First(nnx.Module):
   """A user's router: the first expert for all tokens, padding included."""
 
   is_causal = True
+  num_choices = None
 
   def __init__(self, d_model, num_experts, *, rngs):
     self.num_experts = num_experts

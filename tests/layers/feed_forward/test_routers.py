@@ -11,6 +11,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import in_step
 from t2x.layers import (
+  MLP,
   BatchBalance,
   ByChance,
   Call,
@@ -30,6 +31,7 @@ from t2x.layers import (
   sigmoid,
 )
 from t2x.layers.keys import row_keys
+from t2x.train.params import Blueprint
 
 BATCH, LENGTH, WIDTH, EXPERTS = 3, 10, 8, 8
 TOLERANCE = {'atol': 1e-5, 'rtol': 1e-5}
@@ -241,6 +243,19 @@ def test_expert_choice_equals_a_loop_over_experts():
   chosen = jnp.where(segments[..., None] > 0, by_expert(part(x, call(segments))), 0.0)
   np.testing.assert_allclose(chosen, expected, **TOLERANCE)
   assert result.aux.metrics['dropped_tokens'] == (0, np.count_nonzero(expected))
+
+
+@pytest.mark.parametrize('factor', [0.5, 2.0])
+def test_a_token_uses_the_parameters_of_as_many_experts_as_choose_it(factor):
+  part = MixtureOfExperts(
+    WIDTH,
+    num_experts=EXPERTS,
+    expert=functools.partial(MLP, hidden_dim=6),
+    router=functools.partial(ExpertChoice, factor=factor),
+    rngs=nnx.Rngs(0),
+  )
+  infos = Blueprint(jax.eval_shape(lambda: part)).infos
+  assert {info.active for info in infos.values() if 'experts' in info.stacked} == {factor / EXPERTS}
 
 
 def test_the_balance_of_a_batch_is_that_of_one_long_row():
