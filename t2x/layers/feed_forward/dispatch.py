@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Positive, Size
 from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, num_parts
@@ -147,6 +148,11 @@ class Capacity(Dispatch):
       )
 
   def __call__(self, experts, x, routing):
+    if step_context().groups is not None:
+      raise UserError(
+        f'{type(self).__name__} gives slots to the tokens of each row, but the tokens of an expert of Dropless are not '
+        'rows: use Dropless in the inner mixture too, or Capacity in the outer one'
+      )
     (batch, length, width), k = x.shape, routing.expert.shape[-1]
     num_experts, choices = experts.num_experts, routing.expert.reshape(batch, length * k)
     num_slots = self.num_slots(length * k, length, num_experts)

@@ -65,7 +65,7 @@ def mixture(expert='gated', **settings):
     WIDTH,
     num_experts=EXPERTS,
     rngs=nnx.Rngs(0),
-    **{'expert': EXPERT[expert], 'dispatch': Dropless(), **settings},
+    **{'expert': EXPERT.get(expert, expert), 'dispatch': Dropless(), **settings},
   )
   leaves, structure = jax.tree.flatten(part)
   keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -156,6 +156,21 @@ def test_with_room_the_first_choices_of_each_expert_in_the_batch_have_places():
   assert dropped > 0
   one = part(x[:, :1], Call(Tokens.row(1))).aux.metrics['dropped_tokens']
   assert one == (0, 2 * BATCH)
+
+
+@pytest.mark.parametrize('outer', [Dropless(), Capacity(factor=float(EXPERTS))])
+@pytest.mark.parametrize('inner', [Dropless(), Capacity(factor=4.0)])
+def test_mixtures_of_mixtures_are_equal_or_refused(outer, inner):
+  experts = functools.partial(
+    MixtureOfExperts, num_experts=4, expert=EXPERT['gated'], dispatch=inner
+  )
+  part, x = mixture(experts, dispatch=outer), inputs()
+  if isinstance(outer, Dropless) and isinstance(inner, Capacity):
+    with pytest.raises(UserError, match=r'Capacity gives slots to the tokens of each row'):
+      part(x, call())
+  else:
+    expected = mixture(experts, dispatch=Capacity(factor=float(EXPERTS)))(x, call()).x
+    np.testing.assert_allclose(part(x, call()).x, expected, **EXACT)
 
 
 def test_places_for_a_batch_are_refused_where_a_step_splits_it():
