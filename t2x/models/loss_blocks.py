@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.one_cpu import is_plain
 from t2x.models.losses import Sums
 
 # Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`tokens_per_block`).
@@ -91,10 +92,13 @@ def block_sums(
 def _add_blocks(of_block: Callable[..., Sums]) -> Callable[..., Sums]:
   """Returns a function that adds up `of_block(arrays, *block)` over stacked blocks."""
 
-  @jax.custom_vjp
-  def total(arrays, *blocks):
+  def total_sums(arrays, *blocks):
     sums = jax.lax.map(lambda block: of_block(arrays, *block), blocks)
     return jax.tree.map(lambda values: values.sum(axis=0), sums)
+
+  if is_plain():
+    return total_sums
+  total = jax.custom_vjp(total_sums)
 
   def forward(arrays, *blocks):
     def loss(arrays, *block):

@@ -19,6 +19,7 @@ from t2x.layers import NO_AUX, Aux, BranchWiring, Cache, Call, InputMemory, Resu
 from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
+from t2x.layers.one_cpu import is_plain
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
@@ -108,7 +109,8 @@ class ReversibleStack(Stack):
   subtraction, so that the memory of activations does not grow with the number of layers; each sublayer is computed
   once more. The streams are in float32 or wider, whatever the dtype of the sublayers. Subtraction rounds: a
   choice among discrete values (hashes, experts) of a token at the border of two may differ in the backward pass.
-  Metrics have no gradient. Calls that record intermediate arrays save all activations, as `Stack` does.
+  Metrics have no gradient. Calls that record intermediate arrays, or have `plain_operations`, save all activations, as
+  `Stack` does.
 
   The parameters are those of `Stack` with the same blocks.
 
@@ -171,7 +173,7 @@ class ReversibleStack(Stack):
         'ReversibleStack does not save the inputs of layers, which are the memory of Segments: use '
         'Segments.stack = @Stack'
       )
-    if cache is not None or call.record:
+    if cache is not None or call.record or is_plain():
       return super().__call__(x, call, cache)
     check_unread(call, reads_of(self.blocks))
     numbers, _, keys, rates = self._per_repeat(None, call.key)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
 from t2x.layers.constraints import constrain
+from t2x.layers.one_cpu import is_plain
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import RowLayout, Tokens
@@ -250,6 +251,11 @@ def _check_heads(inputs: AttentionInputs) -> None:
     raise UserError(
       'MultiHeadAttention.memory needs scores that are dot products of queries and keys, such as @DotProductScores'
     )
+
+
+def no_forward_mode(name: str) -> str | None:
+  """Returns the reason why a kernel that has only gradients is not used with `plain_operations`, or None."""
+  return f'{name} has no forward-mode derivatives (plain_operations)' if is_plain() else None
 
 
 def not_tiled(inputs: AttentionInputs) -> str | None:

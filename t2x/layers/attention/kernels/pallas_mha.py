@@ -10,7 +10,13 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Kernel, not_tiled
+from t2x.layers.attention.kernels.base import (
+  AttentionInputs,
+  DotProduct,
+  Kernel,
+  no_forward_mode,
+  not_tiled,
+)
 from t2x.layers.constraints import num_parts
 from t2x.layers.tokens import RowLayout
 
@@ -43,7 +49,7 @@ class PallasMHA(Kernel):
         raise UserError(f'PallasMHA.{name} = {size} must be a power of two and at least 16')
 
   def supports(self, inputs: AttentionInputs) -> str | None:
-    if (reason := not_tiled(inputs)) is not None:
+    if (reason := not_tiled(inputs) or no_forward_mode('PallasMHA')) is not None:
       return reason
     scores: Any = inputs.scores
     if scores.soft_cap is not None or scores.sink is not None:

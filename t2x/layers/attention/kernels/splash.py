@@ -16,6 +16,7 @@ from t2x.layers.attention.kernels.base import (
   DotProduct,
   Kernel,
   common_layout,
+  no_forward_mode,
   not_tiled,
 )
 from t2x.layers.constraints import map_shards, num_parts
@@ -55,7 +56,7 @@ class Splash(Kernel):
       raise UserError(f'Splash.block = {self.block}: must be a positive multiple of {_LANES}')
 
   def supports(self, inputs: AttentionInputs) -> str | None:
-    if (reason := not_tiled(inputs)) is not None:
+    if (reason := not_tiled(inputs) or no_forward_mode('splash attention')) is not None:
       return reason
     scores: Any = inputs.scores
     terms = inputs.terms

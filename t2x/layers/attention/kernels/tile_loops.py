@@ -7,6 +7,7 @@ Queries are [blocks, batch, kv_heads, groups, q_block, head_dim], keys and value
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from t2x.layers.attention.kernels.base import (
 from t2x.layers.attention.masks import visible
 from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
+from t2x.layers.one_cpu import is_plain
 from t2x.layers.parameters import keep_probability
 from t2x.layers.patterns.algebra import Pattern
 
@@ -144,10 +146,11 @@ def join_blocks(
 
 
 def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
-  """Returns the function that computes attention in tiles, with a gradient from the output and the logsumexp.
+  """Returns the function that computes attention in tiles, with a gradient from the output and the logsumexp; with
+  `plain_operations` without it.
 
   Args:
-    forward: computes the output and the logsumexp from the plan, queries, keys, values, sinks, parameters and constants.
+    forward: compiled function that computes the output and the logsumexp from the plan, queries, keys, values, sinks, parameters and constants.
     backward: computes the gradients of queries, keys, values, sinks and parameters from the plan, the inputs of `forward`
       with its results, and the gradient of the output.
   """
@@ -165,7 +168,12 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
     return *backward(plan, saved, d_out), None
 
   attend.defvjp(save, gradients)
-  return attend
+
+  def attend_or_plain(plan, *inputs):
+    # Not the compiled function, which may have been traced with other operations.
+    return inspect.unwrap(forward)(plan, *inputs)[0] if is_plain() else attend(plan, *inputs)
+
+  return attend_or_plain
 
 
 def in_dtypes(gradients: Any, inputs: Any) -> Any:

@@ -14,6 +14,7 @@ from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
+  no_forward_mode,
   not_tiled,
   zero_masked_queries,
 )
@@ -79,6 +80,8 @@ def _cudnn_limit(scores: DotProduct, inputs: AttentionInputs) -> str | None:
   q = scores.q
   if jax.default_backend() != 'gpu':
     return f'cuDNN needs an NVIDIA GPU, but the backend is {jax.default_backend()}'
+  if (reason := no_forward_mode('cuDNN')) is not None:
+    return reason
   if num_parts('length') > 1:
     return 'cuDNN does not support rows that are split over devices'
   if q.dtype not in (jnp.bfloat16, jnp.float16):
