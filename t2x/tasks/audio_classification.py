@@ -10,13 +10,15 @@ import numpy as np
 from t2x.data import LogMel, check_label
 from t2x.models import Inputs
 from t2x.tasks.classification import Classification
+from t2x.tasks.transcription import SpeechModality
 
 __all__ = ['AudioClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AudioClassification(Classification):
-  """Predicts the class of a recording from its mel spectrogram.
+  """Predicts the class of a recording from its mel spectrogram. `audio` of an example is what the source of `Transcription` is:
+  samples, or the path of a WAV file.
 
   Attributes:
     features: computes the frames; recordings are cut, or padded with silence, to their number.
@@ -51,5 +53,5 @@ class PrepareAudio:
   def __call__(self, row, rng):
     """Returns `audio` float32 [frames, features], `label` int32 and `weight` float32 (1)."""
     check_label(row['label'], self.num_classes, 'a recording')
-    frames = self.features(row['audio'])
+    frames = SpeechModality(features=self.features).prepare(row['audio'], rng)['source']
     return {'audio': frames, 'label': np.int32(row['label']), 'weight': np.float32(1.0)}

@@ -1,6 +1,7 @@
 """Classes of recordings, with the front end of Whisper."""
 
 import dataclasses
+import wave
 from pathlib import Path
 
 import jax
@@ -34,6 +35,20 @@ def test_rows_are_the_features_and_the_label():
   assert shapes == {n: (s.shape[1:], str(s.dtype)) for n, s in task().spec(1).items()}
   with pytest.raises(UserError, match='a recording has the label 3'):
     task(num_classes=3).transform(train=True)(ROW, None)
+
+
+def test_a_recording_is_samples_of_any_type_or_a_file(tmp_path):
+  samples = (ROW['audio'] * 8000).astype('<i2')
+  path = tmp_path / 'one.wav'
+  with wave.open(str(path), 'wb') as file:
+    file.setparams((1, 2, 8000, 0, 'NONE', None))
+    file.writeframes(samples.tobytes())
+  prepare = task().transform(train=True)
+  expected = FEATURES(samples.astype(np.float32) / 32768)
+  for audio in (samples, (samples / 32768).tolist(), str(path)):
+    np.testing.assert_allclose(prepare(ROW | {'audio': audio}, None)['audio'], expected, atol=1e-6)
+  with pytest.raises(UserError, match=r'none\.wav cannot be read'):
+    prepare(ROW | {'audio': 'none.wav'}, None)
 
 
 def test_other_features_are_other_rows():
