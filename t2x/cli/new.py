@@ -83,18 +83,16 @@ def rendered(kind: str, name: str) -> tuple[dict[str, str], list[str]]:
     name: name of the class, or of the sweep.
 
   Raises:
-    UserError: no class can have this name, or `configs` is not found.
+    UserError: no class can have this name.
   """
   if not re.fullmatch('[A-Za-z][A-Za-z0-9_]*', name) or (kind != 'sweep' and name[0].islower()):
     raise UserError(
       f"'{name}' is not the name of a {'sweep' if kind == 'sweep' else 'class'}: write letters and digits, such as MyName"
     )
   _, example, templates, commands = KINDS[kind]
-  configs = _configs()
   texts = {}
   for template, target in templates.items():
     text = (importlib.resources.files('t2x.cli') / 'templates' / f'{template}.txt').read_text()
-    text = text.replace("include 'configs/", f"include '{configs}/")
     texts[target.format(file_name(name))] = _renamed(text, example, name)
   return texts, [_renamed(command, example, name) for command in commands]
 
@@ -109,13 +107,3 @@ def _renamed(text: str, example: str, name: str) -> str:
   old, new = file_name(example), file_name(name)
   text = text.replace(example, name)
   return re.sub(rf'(?<![a-z]){old}(?=\.|_base|$)|(?<=import ){old}\b|(?<=from ){old}\b', new, text)
-
-
-def _configs() -> str:
-  """Returns the path of the folder `configs` of the checkout, relative if it is in the current folder."""
-  here, checkout = Path('configs'), Path(__file__).parents[2] / 'configs'
-  if (here / 'models').is_dir():
-    return 'configs'
-  if (checkout / 'models').is_dir():
-    return str(checkout)
-  raise UserError('the files include configs of t2x: run this command in a checkout of t2x')

@@ -43,7 +43,12 @@ score_scale = in_range(ScoreScale)
 
 def add_files(parser: argparse.ArgumentParser) -> None:
   """Adds the gin files."""
-  parser.add_argument('files', nargs='+', metavar='FILE', help='gin files, read in order')
+  parser.add_argument(
+    'files',
+    nargs='+',
+    metavar='FILE',
+    help='gin files, read in order; t2x:PATH is a file of t2x/configs, NAME one of its folder runs',
+  )
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:

@@ -39,8 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Prints the parts by interface, or one part with its parameters."""
   from t2x.base.errors import UserError
+  from t2x.base.suggestions import did_you_mean
   from t2x.cli.options import refuse
-  from t2x.config import Registry, catalogue, did_you_mean
+  from t2x.config import Registry, catalogue
   from t2x.experiments import registry
 
   parts = registry(args.modules)

@@ -94,10 +94,11 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Plans and runs the sweep, or runs the trials of one group or of one worker."""
   from t2x.base.files import check_folder
+  from t2x.config import gin_path
   from t2x.sweeps.run import Local, run_group, run_sweep, run_worker
 
   check_folder('--out', Path(args.out))
-  file, out, local = Path(args.file), Path(args.out), Local(args.workers, args.together)
+  file, out, local = Path(gin_path(args.file)), Path(args.out), Local(args.workers, args.together)
   stage = _stage(args)
   if args.worker:
     index, total = map(int, args.worker.split('/'))

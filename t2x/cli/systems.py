@@ -4,7 +4,6 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,10 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Prints the systems by group, or all about those of a name."""
   from t2x.base.errors import UserError
-  from t2x.config import did_you_mean
+  from t2x.base.suggestions import did_you_mean
+  from t2x.config import shipped_folder
   from t2x.config.headers import systems
 
-  found = systems(Path(__file__).parents[2])
+  found = systems(shipped_folder())
   if args.name is not None:
     name = args.name.lower()
     chosen = [system for system in found if name in (system.name.lower(), system.group.lower())]

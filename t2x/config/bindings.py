@@ -5,15 +5,15 @@ longest bound prefix of the scope wins.
 """
 
 import dataclasses
-import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from t2x.base.suggestions import closest, did_you_mean
 from t2x.config.parse import Statement
 from t2x.config.registries import Registry
 from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding
 
-__all__ = ['did_you_mean', 'split_scope']
+__all__ = ['split_scope']
 
 Scope = tuple[str, ...]
 
@@ -21,20 +21,6 @@ Scope = tuple[str, ...]
 def split_scope(scope: str) -> Scope:
   """Splits a gin scope: 'a/b' -> ('a', 'b')."""
   return tuple(scope.split('/')) if scope else ()
-
-
-def closest(name: str, names: Iterable[str]) -> str | None:
-  """Returns the most similar of `names`, or None."""
-  candidates = list(dict.fromkeys(names))
-  same_letters = [c for c in candidates if c.lower() == name.lower() and c != name]
-  matches = same_letters or difflib.get_close_matches(name, candidates, 1, 0.6)
-  return matches[0] if matches else None
-
-
-def did_you_mean(name: str, names: Iterable[str], form: str = "'{}'") -> str:
-  """Returns '; did you mean ...?' with the most similar name, or ''."""
-  guess = closest(name, names)
-  return f'; did you mean {form.format(guess)}?' if guess else ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from t2x.config.bindings import Binding, Bindings, closest, did_you_mean, split_scope
+from t2x.base.suggestions import closest, did_you_mean
+from t2x.config.bindings import Binding, Bindings, split_scope
 from t2x.config.parse import Statement, expanded
 from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver

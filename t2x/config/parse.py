@@ -1,7 +1,7 @@
 """Parses gin files with gin-config's parser into a list of statements with file and line.
 
-Include paths are relative to the including file, then to the working directory, which gin-config does not
-support. A file is read only once, at its first include, so that a second include never resets bindings
+Include paths are relative to the including file, then to the working directory, or begin with 't2x:'; gin-config
+supports neither. A file is read only once, at its first include, so that a second include never resets bindings
 that were set in between.
 """
 
@@ -16,6 +16,8 @@ from typing import Any
 
 from gin import config_parser
 
+from t2x.base.errors import UserError
+from t2x.config.shipped import PREFIX, gin_path, unreadable
 from t2x.config.values import (
   COMMAND_LINE,
   Finding,
@@ -256,9 +258,14 @@ def _read_text(generated: GinText, parsed: Parsed) -> None:
     parsed.error(place, f'syntax error in the generated config: {error.msg}')
 
 
-def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], stack: list[str]):
+def _read(name: str, included_at: Place | None, parsed: Parsed, done: set[str], stack: list[str]):
+  place = included_at or Place(name, 1)
+  try:
+    path = gin_path(name) if included_at is None else name
+  except UserError as error:
+    parsed.error(COMMAND_LINE, str(error))
+    return
   real = os.path.realpath(path)
-  place = included_at or Place(path, 1)
   if real in stack:
     chain = ' -> '.join(os.path.basename(p) for p in [*stack[stack.index(real) :], real])
     parsed.error(place, f'include loop: {chain}')
@@ -273,7 +280,7 @@ def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], 
     return
   except OSError as error:
     if included_at is None:
-      parsed.error(Place(path, 0), f'cannot read the config file: {error.strerror or error}')
+      parsed.error(Place(path, 0), f'cannot read the config file: {unreadable(path, error)}')
     else:
       parsed.error(place, f"cannot read '{path}': {error.strerror or error}")
     return
@@ -295,7 +302,11 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
     if isinstance(statement, config_parser.BlockDeclaration):
       block = place
     elif isinstance(statement, config_parser.IncludeStatement):
-      included = _find_include(statement.filename, path)
+      try:
+        included = _find_include(statement.filename, path)
+      except UserError as error:
+        parsed.error(place, str(error))
+        continue
       if included is None:
         parsed.error(
           place,
@@ -319,6 +330,8 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
 
 
 def _find_include(name: str, path: str) -> str | None:
+  if name.startswith(PREFIX):
+    return gin_path(name)
   for folder in (os.path.dirname(path), ''):
     candidate = os.path.normpath(os.path.join(folder, os.path.expanduser(name)))
     if os.path.isfile(candidate):

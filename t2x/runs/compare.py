@@ -10,7 +10,8 @@ from t2x.base.errors import UserError, first_line, printable
 from t2x.base.files import check_output_file, output_file
 from t2x.base.html_page import html_page
 from t2x.base.json_files import rounded
-from t2x.config import Config, did_you_mean, differences
+from t2x.base.suggestions import did_you_mean
+from t2x.config import Config, differences
 from t2x.run_folder.lines import curve_names, run_lines, sampled
 from t2x.runs.folders import Run, read_run
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 from t2x import config as config_lib
 from t2x.base.errors import UserError, error_line
 from t2x.base.ranges import TRIAL_SEED
+from t2x.base.suggestions import did_you_mean
 from t2x.experiments import read_config
 from t2x.sweeps.arms import Arm, shown
 from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
@@ -346,7 +347,7 @@ class _Planner:
   def adjusted_problems(self) -> Iterator[str]:
     """Yields one line for each name in Sweep.knob that is not defined."""
     for name in sorted(self._undefined):
-      hint = config_lib.did_you_mean(name, parameters_of(self.base, [int]))
+      hint = did_you_mean(name, parameters_of(self.base, [int]))
       yield f"{self.sweep.file}: Sweep.knob: there is no parameter or macro '{name}'{hint}"
 
   def _quantity(self, resolved: _Resolved) -> float:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from t2x import config as config_lib
 from t2x.base.errors import UserError
+from t2x.base.suggestions import did_you_mean
 from t2x.base.terminal import console
 from t2x.sweeps.records import Outcome, Plan, usable_outcome
 from t2x.sweeps.runners import Runner, distinct
@@ -54,7 +54,7 @@ def _check_metric(plan: Plan, outcome: Outcome, checked: list[Outcome]) -> None:
   if outcome.status != 'finished' or checked:
     return
   if _lacks_metric(plan, outcome):
-    hint = config_lib.did_you_mean(plan.metric, outcome.metrics)
+    hint = did_you_mean(plan.metric, outcome.metrics)
     names = ', '.join(sorted(outcome.metrics))
     raise UserError(
       f"no metric '{plan.metric}' in a finished trial{hint}: set Sweep.metric to one of {names}"

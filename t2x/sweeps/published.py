@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from t2x.base.errors import UserError, is_printable
-from t2x.config import did_you_mean
+from t2x.base.suggestions import did_you_mean
 
 # With two variants every rank correlation is -1 or 1.
 FEWEST = 3

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from t2x import config as config_lib
 from t2x.base.errors import UserError, is_printable
 from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
+from t2x.base.suggestions import did_you_mean
 from t2x.experiments import is_sweep_binding
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.published import Published, published_results
@@ -101,7 +102,7 @@ class Sweep:
       )
     for name in self.only:
       if name not in self.variants:
-        hint = config_lib.did_you_mean(name, self.variants)
+        hint = did_you_mean(name, self.variants)
         raise UserError(f"Sweep.only contains '{name}', which is not in Sweep.variants{hint}")
     self._check_seeds()
     adjusts = self.match not in (None, 'steps')
@@ -266,7 +267,7 @@ class Sweep:
         raise UserError(f'{where} binds {name}, an axis of Sweep.grid: remove it from one of them')
 
   def _find(self, name: str, setting: str) -> str:
-    for path in (self.file.parent / name, Path(name)):
+    for path in (self.file.parent / name, Path(config_lib.gin_path(name))):
       if path.is_file():
         return str(path)
     raise UserError(f"{self.file}: {setting}: there is no file '{name}'")
@@ -295,6 +296,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   Raises:
     UserError: the file cannot be read, or has invalid bindings, with one line for each.
   """
+  file = config_lib.gin_path(str(file))
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
   if not any(map(is_sweep_binding, parsed.statements)):
@@ -351,7 +353,7 @@ def _settings(
     if statement.scope:
       message = f'{statement.target}: {cls.__name__} has no scopes'
     elif name not in names:
-      hint = config_lib.did_you_mean(name, names) or f'; it has {", ".join(sorted(names))}'
+      hint = did_you_mean(name, names) or f'; it has {", ".join(sorted(names))}'
       message = f"{cls.__name__} has no parameter '{name}'{hint}"
     elif problem := config_lib.problem(value, hints[name], lambda _: None):
       message = f'{cls.__name__}.{name} {problem}'

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
+from t2x.base.suggestions import did_you_mean
 from t2x.experiments import read_config
 from t2x.sweeps.arms import Arm
 from t2x.sweeps.budgets import first_parameter, parameters_of
@@ -307,7 +308,7 @@ def _tuned(
 def _own_value(config: config_lib.Config, tune: Tune) -> tuple[str, int | float]:
   first = first_parameter(config, tune.names)
   if first is None:
-    hint = config_lib.did_you_mean(tune.names[0], parameters_of(config, [int, float]))
+    hint = did_you_mean(tune.names[0], parameters_of(config, [int, float]))
     raise UserError(f'it has no parameter {" or ".join(tune.names)} to tune{hint}')
   name, value = first
   if not isinstance(value, int | float) or isinstance(value, bool):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x.cli import main
+from t2x.config import gin_path
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -149,8 +150,8 @@ def shortened(words: list[str]) -> list[str]:
   """Returns arguments that make a command of t2x short."""
   if words[1] not in ('train', 'sweep'):
     return []
-  files = [word for word in words[2:] if word.endswith('.gin')]
-  text = ''.join(map(with_includes, map(Path, files)))
+  files = [word for word in words[2:] if word.endswith('.gin') or gin_path(word) != word]
+  text = ''.join(map(with_includes, files))
   if words[1] == 'sweep':
     # Sweeps have no samples.
     text = text.replace('Samples', '')
@@ -173,11 +174,12 @@ def shortened(words: list[str]) -> list[str]:
   ]
 
 
-def with_includes(file: Path) -> str:
+def with_includes(file: str) -> str:
   """Returns the text of a gin file, of the files that it includes, and of the base of a sweep."""
-  text = file.read_text()
+  path = Path(gin_path(file))
+  text = path.read_text()
   for name in re.findall(r"^(?:include|  base =) '(.+)'", text, re.MULTILINE):
-    text += with_includes(file.parent / name)
+    text += with_includes(name if name.startswith('t2x:') else str(path.parent / name))
   return text
 
 
