@@ -9,6 +9,7 @@ and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), t
 import abc
 import dataclasses
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -53,6 +54,14 @@ class Pattern(abc.ABC):
   def reads(self) -> frozenset[str]:
     """Fields of `Tokens` that the predicate depends on; a mark is 'marks.<name>'."""
     return frozenset({'positions'})
+
+  @property
+  def period(self) -> tuple[int, int] | None:
+    """(period, start) if adding the period to the positions of a query and a key from `start` on changes nothing.
+
+    This holds for tokens without marks. None: unknown.
+    """
+    return (1, 0) if self.relative else None
 
   @abc.abstractmethod
   def allows(self, q: Tokens, k: Tokens) -> Any:
@@ -114,14 +123,31 @@ class Pattern(abc.ABC):
     """
     if self.reads & OF_DATA:
       return length**2
-    if self.relative:
-      offsets = np.arange(1 - length, length)
-      shown = self.allows(Tokens(offsets), Tokens(np.zeros(1, int)))
-      return int((length - abs(offsets))[shown].sum())
+    # One period of queries is cheaper than the tiles, unless it is about as long as the row.
+    if self.period is not None and 8 * sum(self.period) <= max(length, 8):
+      period, start = self.period
+      first = np.arange(min(start, length))[:, None]
+      others = np.arange(start, length)[:, None]
+      total = np.sum(self.allows(Tokens(first), Tokens(np.arange(length)[None])))
+      total += np.sum(self.allows(Tokens(others), Tokens(first.T)))
+      return int(total) + self._visible_from(start, length - start, period)
     return sum(
       q.size * k.size if code == FULL else int(np.sum(self.allows(Tokens(q), Tokens(k))))
       for code, q, k in self._shown_tiles(length, has_marks=False)
     )
+
+  def _visible_from(self, start: int, length: int, period: int) -> int:
+    """Counts as `visible`, among `length` positions from `start` on, from one period of queries."""
+    offsets = np.arange(1 - length, length, dtype=np.int32)
+    # The first and the end of the queries, from `start`, that have a key at each offset.
+    first, end = np.maximum(offsets, 0), np.minimum(length + offsets, length)
+    total = 0
+    for residue in range(min(period, length)):
+      query = start + residue + -(-length // period) * period
+      shown = self.allows(Tokens(np.full(1, query, np.int32)), Tokens(query - offsets))
+      queries = (residue - first) // period - (residue - end) // period
+      total += int(queries.sum(where=shown, dtype=np.int64))
+    return total
 
   def _shown_tiles(self, length: int, has_marks: bool) -> Iterator[tuple[int, Any, Any]]:
     """Yields the class of each tile that is not SKIP, its queries and its keys."""
@@ -250,6 +276,7 @@ class Prefix(Pattern):
   """Every query sees the keys with the mark 'prefix' and no other keys."""
 
   reads = frozenset({'marks.prefix'})
+  period = 1, 0
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return Full().allows(q, k) & is_marked(k, 'prefix')
@@ -263,6 +290,7 @@ class Marked(Pattern):
   """Tokens with the mark `name` see all tokens and are seen by all tokens."""
 
   name: Text
+  period = 1, 0
 
   @property
   def reads(self) -> frozenset[str]:
@@ -285,6 +313,10 @@ class Global(Pattern):
   def __post_init__(self):
     require(self.n >= 1, f'Global.n must be at least 1, not {self.n}')
 
+  @property
+  def period(self) -> tuple[int, int]:
+    return 1, self.n
+
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return (q.positions < self.n) | (k.positions < self.n)
 
@@ -304,6 +336,13 @@ class _Pair(Pattern):
   @property
   def relative(self) -> bool:
     return self.left.relative and self.right.relative
+
+  @property
+  def period(self) -> tuple[int, int] | None:
+    left, right = self.left.period, self.right.period
+    if left is None or right is None:
+      return None
+    return math.lcm(left[0], right[0]), max(left[1], right[1])
 
   @property
   def reads(self) -> frozenset[str]:
@@ -358,6 +397,10 @@ class Not(Pattern):
   @property
   def relative(self) -> bool:
     return self.pattern.relative
+
+  @property
+  def period(self) -> tuple[int, int] | None:
+    return self.pattern.period
 
   @property
   def reads(self) -> frozenset[str]:

@@ -22,6 +22,10 @@ class Blocks(Pattern):
     require(self.size >= 1, f'Blocks.size must be at least 1, not {self.size}')
     require(self.before >= 0, f'Blocks.before must be at least 0, not {self.before}')
 
+  @property
+  def period(self) -> tuple[int, int]:
+    return self.size, 0
+
   def allows(self, q: Tokens, k: Tokens) -> Any:
     first, last = self._visible(q.positions)
     return (first <= k.positions) & (k.positions <= last)
@@ -74,6 +78,10 @@ class Fixed(Pattern):
       1 <= self.last < self.stride,
       f'Fixed.last must be at least 1 and below the stride, not {self.last} of {self.stride}',
     )
+
+  @property
+  def period(self) -> tuple[int, int]:
+    return self.stride, 0
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     is_last = k.positions % self.stride >= self.stride - self.last

@@ -227,6 +227,36 @@ def test_visible_pairs_of_every_pattern_match_the_dense_mask(pattern):
     assert p.visible(600) == np.count_nonzero(p.mask(600, 600))
 
 
+@pytest.mark.parametrize(
+  'pattern',
+  [
+    Causal() & Fixed(128, 8),
+    Fixed(100, 8) | Global(7),
+    Causal() & Fixed(1000, 8),
+    ~(Blocks(60, 7) & Strided(7)) & Causal(),
+    Causal() & (Global(7) | Window(64, dilation=4)),
+  ],
+  ids=str,
+)
+def test_visible_pairs_of_long_rows_are_counted_without_enumerating_them(pattern, monkeypatch):
+  pairs = 0
+
+  def allows(self, q, k, real=type(pattern).allows):
+    nonlocal pairs
+    shown = real(self, q, k)
+    pairs += np.size(shown) if self is pattern else 0
+    return shown
+
+  length = 8192
+  expected = sum(
+    np.count_nonzero(pattern.allows(Tokens(np.full(1, i)), Tokens(np.arange(length))))
+    for i in range(length)
+  )
+  monkeypatch.setattr(type(pattern), 'allows', allows)
+  assert pattern.visible(length) == expected
+  assert pairs < length**2 / 3
+
+
 def test_visible_pairs_that_depend_on_the_data_are_all_pairs():
   assert (Permuted() & Causal()).visible(5) == 25
 
