@@ -1,11 +1,13 @@
 """Validation of files from other programs: file size, JSON syntax, and types and ranges of fields."""
 
 import abc
+import csv
 import dataclasses
 import json
 import reprlib
 import stat
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,27 @@ def read_json(path: Path, limit: int = SMALL) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise UserError(f'{path} contains {shown(value)}, not a JSON object')
   return value
+
+
+def csv_rows(
+  lines: Iterable[str], delimiter: str = ',', where: Callable[[], str] = lambda: ''
+) -> Iterator[list[str]]:
+  """Yields the rows of CSV text with cells of any length; an empty line is an empty row.
+
+  Args:
+    lines: the text.
+    delimiter: the character between cells.
+    where: returns the location that begins the message of an error.
+
+  Raises:
+    UserError: the text is not CSV.
+  """
+  # An integer of C; the default refuses cells above 131,072 characters.
+  csv.field_size_limit(sys.maxsize)
+  try:
+    yield from csv.reader(lines, delimiter=delimiter, strict=True)
+  except csv.Error as error:
+    raise UserError(f'{where()}not CSV ({error})') from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Sources of local text files: text, JSON lines, tab-separated values and CSV."""
 
-import csv
 import dataclasses
 import io
 import json
@@ -8,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import csv_rows
 from t2x.base.ranges import NonEmpty, Text
 from t2x.data.sources.base import Example, select
 from t2x.data.sources.file_examples import (
@@ -187,7 +187,7 @@ class CSV(TextSource):
     header = self._header(file)
 
     def parse(text: str) -> Example:
-      values = next(csv.reader(io.StringIO(text, newline=''), delimiter=self.delimiter))
+      values = next(csv_rows(io.StringIO(text, newline=''), self.delimiter))
       if len(values) != len(header):
         raise UserError(f'{len(values)} columns, but the header has {len(header)}')
       return select(dict(zip(header, values, strict=True)), self.fields, 'CSV')
@@ -197,7 +197,7 @@ class CSV(TextSource):
   def _header(self, file: DataFile) -> list[str]:
     with open_file(file.data) as opened:
       lines = io.TextIOWrapper(opened, 'utf-8-sig', newline='')
-      header = next(filter(None, csv.reader(lines, delimiter=self.delimiter, strict=True)))
+      header = next(filter(None, csv_rows(lines, self.delimiter)))
     if repeated := sorted({name for name in header if header.count(name) > 1}):
       raise UserError(f'{file.path}: the header repeats {", ".join(map(repr, repeated))}')
     return header

@@ -4,6 +4,8 @@ import gc
 import gzip
 import json
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -354,3 +356,22 @@ def test_memory_does_not_grow_with_the_text(kind, write):
       pass
 
   assert peak(lambda: use(large)) - peak(lambda: use(small)) < 5e6
+
+
+LONG_CELL = """
+import pickle, sys
+examples = pickle.load(sys.stdin.buffer)
+print(len(examples[0]['text']), len(examples.source.load('train')[1]['text']))
+"""
+
+
+def test_a_csv_cell_of_any_length_is_read_by_processes_that_find_the_index(write):
+  path = write('a.csv', 'text\n' + 'x' * 200_000 + '\n"' + 'y\n' * 100_000 + '"\n')
+  examples = CSV(train=path).load('train')
+  done = subprocess.run(
+    [sys.executable, '-c', LONG_CELL],
+    input=pickle.dumps(examples),
+    capture_output=True,
+    check=False,
+  )
+  assert done.stdout.split() == [b'200000', b'200000'], done.stderr.decode()
