@@ -74,7 +74,7 @@ def _add_inspect(commands: Any) -> None:
   )
   inspect.set_defaults(action=_inspect)
   verify = commands.add_parser(
-    'verify', help='compare the files of a config with those it was prepared from', epilog=GIN
+    'verify', help='compare the files of a config with those of their first use', epilog=GIN
   )
   add_files(verify)
   verify.set_defaults(action=_verify)
@@ -277,15 +277,15 @@ def _verify(args: argparse.Namespace) -> None:
   for meaning, matches in (
     ('at most 4 MiB: any change changes the fingerprint', files.small),
     ('hashed for the first time', files.new),
-    ('unchanged since they were first loaded', files.equal),
+    ('unchanged since their first use', files.equal),
   ):
     if matches:
       print(f'{len(matches)} {"file" if len(matches) == 1 else "files"}: {meaning}')
   if files.changed:
     names = '\n'.join(f'  {path}' for path in files.changed)
     raise UserError(
-      f'{len(files.changed)} of {len(paths)} files changed, but not in size and sampled content, so that '
-      f'rows prepared from their old content are still used: rename the files\n{names}'
+      f'{len(files.changed)} of {len(paths)} files changed since their first use: runs on their old content are not '
+      f'resumed\n{names}'
     )
 
 

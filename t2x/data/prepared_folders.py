@@ -6,6 +6,7 @@ The temporary folder of a killed process is removed when another folder is writt
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import errno
 import fcntl
@@ -23,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from t2x.base.errors import UserError
 from t2x.base.files import file_lock
 
@@ -32,6 +35,27 @@ log = logging.getLogger('t2x')
 def cache_folder() -> Path:
   """Returns the folder of prepared data: $T2X_CACHE, or ~/.cache/t2x."""
   return Path(os.environ.get('T2X_CACHE') or Path.home() / '.cache' / 't2x')
+
+
+# Version of fingerprints, in the metadata of checkpoints: 2 covers all bytes of large files and arrays, and the times and
+# the known values of time series.
+FINGERPRINTS = 2
+_former = contextvars.ContextVar('former', default=False)
+
+
+@contextlib.contextmanager
+def former_fingerprints() -> Iterator[None]:
+  """Context with the fingerprints of version 1, which checkpoints of older runs contain."""
+  token = _former.set(True)
+  try:
+    yield
+  finally:
+    _former.reset(token)
+
+
+def is_former() -> bool:
+  """Returns whether fingerprints are those of version 1."""
+  return _former.get()
 
 
 def fingerprint(*parts: object) -> str:
@@ -63,6 +87,8 @@ def _stable_repr(value: Any) -> str:
     return f'({", ".join(map(_stable_repr, value))}{"," if len(value) == 1 else ""})'
   if type(value) in (set, frozenset):
     return f'{type(value).__name__}({", ".join(sorted(map(_stable_repr, value)))})'
+  if hasattr(value, '__array__') and not isinstance(value, np.generic) and not is_former():
+    return _array_text(np.asarray(value))
   text = repr(value)
   if not isinstance(value, str) and re.search(r' at 0x[0-9a-fA-F]+', text):
     raise UserError(
@@ -70,6 +96,12 @@ def _stable_repr(value: Any) -> str:
       'repr contains a memory address; make the class a dataclass, or define __repr__'
     )
   return text
+
+
+def _array_text(array: np.ndarray) -> str:
+  """Returns dtype, shape and a digest of all elements, of which repr leaves out most."""
+  content = _stable_repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+  return f'array({array.dtype.str}, {array.shape}, {hashlib.sha256(content).hexdigest()})'
 
 
 def _function_name(function: types.FunctionType) -> str:

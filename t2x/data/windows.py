@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.data.prepared_folders import fingerprint
+from t2x.data.prepared_folders import fingerprint, is_former
 
 __all__ = ['Windows', 'calendar_of', 'seasonal_naive']
 
@@ -82,7 +82,13 @@ class Windows(Sequence[dict[str, Any]]):
   @property
   def fingerprint(self) -> str:
     """Identifies the windows."""
-    contents = [(e['name'], e['begin'], e['values'].tobytes().hex()) for e in self.examples]
+    if is_former():
+      contents: list[object] = [
+        (e['name'], e['begin'], e['values'].tobytes().hex()) for e in self.examples
+      ]
+    else:
+      names = 'name', 'begin', 'values', 'times', 'known'
+      contents = [[e[name] for name in names] for e in self.examples]
     return fingerprint(*self.settings, fingerprint(*contents))
 
   def place(self, index: int) -> tuple[int, int]:

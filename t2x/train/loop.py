@@ -12,6 +12,7 @@ import jax
 from t2x.base.errors import Interrupted
 from t2x.base.files import write_atomically
 from t2x.data import Batches, Skipping
+from t2x.data.prepared_folders import FINGERPRINTS
 from t2x.parallel import Processes, check_shardings
 from t2x.run_folder.status import recorded
 from t2x.train.checks import check_data, check_splits
@@ -134,7 +135,8 @@ def _train(
         continue
       state = run.program.state(handle)
       with logger.paused():
-        saved = {'data': batches.fingerprint, 'metrics': metrics} | logger.state()
+        saved = {'data': batches.fingerprint, 'fingerprints': FINGERPRINTS, 'metrics': metrics}
+        saved |= logger.state()
         save_time = time.monotonic()
         with watchdog.waiting(f'the checkpoint of step {step}'):
           run.save(step, state, saved)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, Skipping, Tokenizer, load_tokenizer, prefetch
+from t2x.data.prepared_folders import FINGERPRINTS, former_fingerprints
 from t2x.parallel import Processes
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
@@ -148,7 +149,7 @@ class TrainingRun(Inference):
     if self.checkpoints.latest_step() is None:
       return *self.init(), {}
     state, frozen, saved = self.restore('last')
-    if saved['data'] != batches.fingerprint:
+    if saved['data'] != batches.fingerprint and saved['data'] != self._former_data(saved):
       raise UserError(
         f'the data of {self.folder} changed since its checkpoint was saved: '
         'restore the data, start a new run there with --fresh, or choose another --out'
@@ -156,6 +157,13 @@ class TrainingRun(Inference):
     evaluated = self.checkpoints.metrics(int(state.step))
     self.stopping.restore(saved.get('early_stopping', {}), evaluated)
     return state, frozen, saved | {'metrics': evaluated or saved.get('metrics', {})}
+
+  def _former_data(self, saved: Mapping[str, Any]) -> str | None:
+    """Returns the fingerprint of the data in the version of a checkpoint; None if it is the current one."""
+    if saved.get('fingerprints', 1) == FINGERPRINTS:
+      return None
+    with former_fingerprints():
+      return self.batches(self.rows(self.task.train_split)).fingerprint
 
   @contextlib.contextmanager
   def checkpoints_closed(self) -> Iterator[None]:

@@ -72,6 +72,28 @@ def test_other_values_count_as_their_repr(value):
 
 
 @pytest.mark.parametrize(
+  'array',
+  [
+    np.arange(5000),
+    np.linspace(0, 1, 7, dtype=np.float32),
+    np.arange('2000-01', '2300-01', dtype='datetime64[M]'),
+    np.array(['a' * 3000, None] * 800, dtype=object),
+  ],
+  ids=lambda array: str(array.dtype),
+)
+def test_every_element_of_an_array_counts(array):
+  middle = len(array) // 2
+  other = array.copy()
+  other[middle] = other[1] if array.dtype.kind in 'OM' else np.nextafter(array[middle], 9e9)
+  if array.dtype.kind == 'i':
+    other[middle] = 7
+  values = [Holds(array), Holds(other), Holds(array[:-1]), Holds(array[None])]
+  values += [] if array.dtype.hasobject else [Holds(array.astype(str))]
+  assert len({fingerprint(value) for value in values}) == len(values)
+  assert fingerprint(Holds(array)) == fingerprint(Holds(array.copy()))
+
+
+@pytest.mark.parametrize(
   ('value', 'told'),
   [
     (Plain(), 'memory address; make the class a dataclass'),

@@ -55,6 +55,20 @@ def test_a_stride_skips_windows_and_a_series_shorter_than_a_window_has_none():
   assert len(windows('train', context=11)) == 0
 
 
+def test_other_times_and_known_values_have_another_fingerprint():
+  """They are the calendar, an input of the model."""
+  examples = TwoSeries().load('train')
+  workday = np.arange(len(examples[0]['times'])) % 2
+  examples[0]['known'] = {'workday': workday}
+
+  def fingerprint_with(**changed):
+    return Windows([examples[0] | changed], context=3, horizon=2).fingerprint
+
+  found = {fingerprint_with(), fingerprint_with(times=examples[0]['times'] + 1)}
+  found |= {fingerprint_with(known={'workday': 1 - workday}), fingerprint_with(known={})}
+  assert len(found) == 4
+
+
 def test_other_values_windows_and_calendars_have_another_fingerprint():
   examples = TwoSeries().load('train')
   first = Windows(examples, context=3, horizon=2).fingerprint

@@ -11,7 +11,7 @@ from t2x.base.external_files import read_json
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, ClassSource, FileBacked
-from t2x.data.sources.digests import content_digest, digest_of, keep_hashes
+from t2x.data.sources.digests import content_digest, digest_of
 from t2x.data.sources.file_source import LocalSource
 from t2x.data.sources.image_folder import SAMPLED, decode_image
 from t2x.data.sources.subset import spread
@@ -47,7 +47,6 @@ class CocoImages(LocalSource, ClassSource, FileBacked):
       UserError: a file is not in the format of COCO, or has a category that the train split lacks.
     """
     path, data = self._read(split)
-    keep_hashes([path])
     labels = {category['id']: i for i, category in enumerate(_categories(*self._read('train')))}
     if split not in self.folders:
       raise UserError(

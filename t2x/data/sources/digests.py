@@ -1,4 +1,4 @@
-"""Digests of files. Fingerprints use the size and samples of the content; `t2x data verify` all bytes.
+"""Digests of files, of all their bytes. Large files are hashed once for each time of change.
 
 Modification times are not part of a digest: it is the same on every host and for every copy.
 """
@@ -9,19 +9,21 @@ import functools
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
+from t2x.base.files import write_atomically
+from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, is_former
 from t2x.data.sources.base import FileBacked, Source, with_progress
 
 __all__ = ['files_of', 'verify_files']
 
 log = logging.getLogger('t2x')
 
-# Files of up to WHOLE bytes are read entirely, of others SAMPLES blocks.
+# Hashes of files of more than WHOLE bytes are kept in the cache. Their fingerprints of version 1 are of SAMPLES blocks.
 WHOLE = 1 << 22
 BLOCK = 1 << 16
 SAMPLES = 16
@@ -37,10 +39,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def content_digest(path: Path) -> bytes:
-  """Returns a digest of a file's content if it has at most 4 MiB.
-
-  Otherwise returns a digest of its size and of 16 evenly spaced blocks of 64 KiB, with the first
-  and the last. A change of equal size between the blocks is found by `verify_files` only.
+  """Returns a digest of a file's content.
 
   Raises:
     UserError: the file cannot be read.
@@ -49,7 +48,14 @@ def content_digest(path: Path) -> bytes:
     status = path.stat()
     if status.st_size <= WHOLE:
       return bytes.fromhex(_hash(path))
-    return _sampled_digest(path.absolute(), status.st_size, status.st_mtime_ns)
+    if is_former():
+      return _sampled_digest(path.absolute(), status.st_size, status.st_mtime_ns)
+    return bytes.fromhex(_kept_hash(path.absolute(), _state(status)))
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+  """Returns what changes whenever a file is written."""
+  return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 # Cached, because a process asks for the fingerprint of a source several times.
@@ -71,14 +77,17 @@ def digest_of(paths: Iterable[Path]) -> str:
   return digest.hexdigest()
 
 
-def keep_hashes(paths: Iterable[Path]) -> None:
-  """Hashes files of which `content_digest` reads samples, unless their hashes are in the cache.
-
-  Sources call it when they load files, so that the hash is of the content that is prepared.
-  """
-  missing = [path for path in paths if _is_sampled(path) and not _record(path).exists()]
-  for path in with_progress(missing, 'hashing files'):
-    _keep(path, _hash(path))
+@functools.lru_cache(maxsize=1 << 16)
+def _kept_hash(path: Path, state: tuple[int, ...]) -> str:
+  """Returns the hash of a file, from the cache if the file did not change since it was hashed."""
+  entries = _read_record(path)
+  for entry in entries:
+    if tuple(entry['state']) == state:
+      return entry['sha256']
+  digest = _hash(path)
+  # The first entry, which `verify_files` compares with, stays.
+  _write_record(path, [*entries[:1], {'state': state, 'sha256': digest}])
+  return digest
 
 
 def files_of(source: object) -> Iterator[Path]:
@@ -101,9 +110,9 @@ class Verified:
 
   Attributes:
     small: files of at most 4 MiB: a change of their content changes the fingerprint.
-    equal: files whose hash equals the hash in the cache.
+    equal: files whose hash equals that of their first use, which is in the cache.
     new: files whose hash was not in the cache and was added.
-    changed: files whose hash differs, but whose size and samples do not.
+    changed: files whose hash differs.
   """
 
   small: list[Path]
@@ -116,22 +125,19 @@ def verify_files(paths: Iterable[Path]) -> Verified:
   """Hashes files and compares them with the hashes from when they were first loaded."""
   result = Verified([], [], [], [])
   for path in with_progress(list(dict.fromkeys(paths)), 'hashing files'):
-    if not _is_sampled(path):
+    with reading(path):
+      status = path.stat()
+    if status.st_size <= WHOLE:
       result.small.append(path)
       continue
-    digest = _hash(path)
-    if not _record(path).exists():
-      _keep(path, digest)
+    digest, entries = _hash(path), _read_record(path.absolute())
+    if not entries:
+      _write_record(path.absolute(), [{'state': _state(status), 'sha256': digest}])
       result.new.append(path)
     else:
-      same = _read_record(path)['sha256'] == digest
+      same = entries[0]['sha256'] == digest
       (result.equal if same else result.changed).append(path)
   return result
-
-
-def _is_sampled(path: Path) -> bool:
-  with reading(path):
-    return path.stat().st_size > WHOLE
 
 
 def _hash(path: Path) -> str:
@@ -140,19 +146,24 @@ def _hash(path: Path) -> str:
 
 
 def _record(path: Path) -> Path:
-  """Returns the folder of a file's hash: for one name and one digest of samples."""
-  return cache_folder() / 'hashes' / fingerprint(path.name, content_digest(path).hex())
+  """Returns the file with the hashes of a file."""
+  return cache_folder() / 'hashes' / f'{fingerprint(str(path))}.json'
 
 
-def _keep(path: Path, digest: str) -> None:
-  record = {'sha256': digest, 'path': str(path.absolute())}
-  prepare(_record(path), lambda folder: (folder / 'hash.json').write_text(json.dumps(record)))
+def _write_record(path: Path, entries: list[dict[str, Any]]) -> None:
+  record, text = _record(path), json.dumps({'path': str(path), 'hashes': entries})
+  with explain_write_errors(record):
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(record, text.encode())
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-  file = _record(path) / 'hash.json'
+def _read_record(path: Path) -> list[dict[str, Any]]:
+  """Returns the state and the hash of a file at its first use and after its last change; empty if it is new."""
+  file = _record(path)
+  if not file.exists():
+    return []
   try:
-    record = json.loads(file.read_bytes())
-    return {'sha256': record['sha256']}
+    entries = json.loads(file.read_bytes())['hashes']
+    return [{'state': entry['state'], 'sha256': str(entry['sha256'])} for entry in entries]
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f'{file} is damaged ({error}): remove {file.parent}') from error
+    raise UserError(f'{file} is damaged ({error}): remove it') from error

@@ -2,14 +2,12 @@
 
 import abc
 import bisect
-import csv
 import dataclasses
 import functools
 import io
 import itertools
 import json
 import mmap
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import csv_rows
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import BulkExamples, Example, with_progress
-from t2x.data.sources.digests import keep_hashes
 from t2x.data.sources.file_source import DataFile, FileSource, decompress, identity, open_file
 
 BLOCK = 1 << 20
@@ -44,7 +42,6 @@ class TextSource(FileSource):
       UserError: a file cannot be read or has no examples, or the first line is not an example.
     """
     paths = self.paths(split)
-    keep_hashes(paths)
     files = [decompress(path) for path in paths]
     name = fingerprint(self._layout(), [identity(file.data) for file in files], INDEX)
     folder = (cache_folder() / 'index' / name).absolute()
@@ -230,8 +227,6 @@ def is_blank(data: bytes) -> bool:
 
 def record_starts(file: io.BufferedReader, path: Path, delimiter: str) -> Iterator[np.ndarray]:
   """Yields the first bytes of the records of a CSV file, without its header and empty lines."""
-  # An integer of C, for fields of any length.
-  csv.field_size_limit(sys.maxsize)
   offset, starts, header = file.tell(), list[int](), True
 
   def lines() -> Iterator[str]:
@@ -241,13 +236,11 @@ def record_starts(file: io.BufferedReader, path: Path, delimiter: str) -> Iterat
       offset += len(part)
       yield text
 
-  records = csv.reader(lines(), delimiter=delimiter, strict=True)
+  start = offset
+  records = csv_rows(lines(), delimiter, lambda: f'{path}:{_line_number(file, start)}: ')
   while True:
     start = offset
-    try:
-      record = next(records, None)
-    except csv.Error as error:
-      raise UserError(f'{path}:{_line_number(file, start)}: not CSV ({error})') from error
+    record = next(records, None)
     if record and not header:
       starts.append(start)
     header = header and not record

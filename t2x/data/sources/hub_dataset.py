@@ -19,7 +19,7 @@ from t2x.data.sources.base import (
   require_split,
   select,
 )
-from t2x.data.sources.digests import digest_of, keep_hashes, reading
+from t2x.data.sources.digests import digest_of, reading
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
 
@@ -62,7 +62,6 @@ class HubDataset(FileBacked, ClassSource):
     """
     require_split(self, split)
     data = self._split(split)
-    keep_hashes(_files(data))
     missing = sorted({*self.fields.values()} - {*data.column_names})
     if missing:
       raise UserError(

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from t2x.base.errors import UserError, first_line
 from t2x.data.sources.base import BulkExamples, select
-from t2x.data.sources.digests import keep_hashes
 from t2x.data.sources.file_source import FileSource
 
 __all__ = ['Parquet']
@@ -42,7 +41,6 @@ class Parquet(FileSource):
       UserError: a file cannot be read, lacks a column or has no rows.
     """
     paths = self.paths(split)
-    keep_hashes(paths)
     examples = ParquetExamples(self, paths, *self._row_groups(split, paths))
     examples[0]
     return examples

@@ -1,4 +1,4 @@
-"""Digests of files: small ones by all their bytes, large ones by samples, and all bytes to verify them."""
+"""Digests of files are of all their bytes, and large files are hashed once for each change."""
 
 import os
 import shutil
@@ -8,14 +8,16 @@ import pytest
 
 from t2x.cli import main
 from t2x.data import Part, TextFiles, files_of, verify_files
-from t2x.data.sources.digests import BLOCK, WHOLE, content_digest, keep_hashes
+from t2x.data.prepared_folders import former_fingerprints
+from t2x.data.sources import digests
+from t2x.data.sources.digests import BLOCK, WHOLE, content_digest
 
 LINE = b'a line of text\n'
 
 
 @pytest.fixture
 def large(tmp_path):
-  """A file of 8 MiB, of which blocks are left out of the samples."""
+  """A file of 8 MiB."""
   path = tmp_path / 'large.txt'
   path.write_bytes(np.random.default_rng(0).bytes(2 * WHOLE))
   return path
@@ -63,15 +65,43 @@ def test_every_byte_of_a_small_file_is_in_its_digest(tmp_path):
   assert len(digests) == 21
 
 
-def test_verification_detects_a_change_between_the_samples(large):
-  keep_hashes([large])
-  before = content_digest(large)
+def test_every_byte_of_a_large_file_is_in_its_digest(large):
+  found = {content_digest(large)}
+  for offset in np.random.default_rng(1).integers(2 * WHOLE, size=20):
+    change(large, offset)
+    found.add(content_digest(large))
+  assert len(found) == 21
+
+
+def test_a_large_file_is_hashed_once_for_each_change(large, monkeypatch):
+  hashed, real = [], digests._hash
+  monkeypatch.setattr(digests, '_hash', lambda path: (hashed.append(path), real(path))[1])
+  for _ in range(2):
+    content_digest(large)
+    digests._kept_hash.cache_clear()  # As another process.
+  assert len(hashed) == 1
+  status = large.stat()
+  change(large, BLOCK + 1000)
+  os.utime(large, ns=(status.st_atime_ns, status.st_mtime_ns))
+  content_digest(large)
+  assert len(hashed) == 2
+
+
+def test_older_checkpoints_have_digests_of_the_samples(large):
+  with former_fingerprints():
+    before = content_digest(large)
+    change(large, BLOCK + 1000)
+    assert content_digest(large) == before
+  assert content_digest(large) != before
+
+
+def test_verification_detects_changes_since_the_first_use(large):
+  content_digest(large)
   assert verify_files([large]).equal == [large]
   change(large, BLOCK + 1000)
-  assert content_digest(large) == before
   assert verify_files([large]).changed == [large]
-  # The file is loaded again: the hash of what was prepared stays.
-  keep_hashes([large])
+  # The file is used again: the hash of its first use stays.
+  content_digest(large)
   assert verify_files([large, large]).changed == [large]
   renamed = large.rename(large.with_name('renamed'))
   assert verify_files([renamed]).new == [renamed]
@@ -81,19 +111,20 @@ def test_verification_detects_a_change_between_the_samples(large):
 def test_small_files_need_no_hash(tmp_path, cache):
   path = tmp_path / 'a.txt'
   path.write_bytes(LINE)
-  keep_hashes([path])
+  content_digest(path)
   assert verify_files([path]).small == [path]
   assert not (cache / 'hashes').exists()
 
 
-def test_sources_keep_the_hash_of_what_they_load(tmp_path):
+def test_an_edit_of_the_same_size_changes_the_rows(tmp_path):
   path = tmp_path / 'a.txt'
   path.write_bytes(LINE * 400_000)
-  source = Part(source=TextFiles(train=str(path), per_line=True), examples={'train': 2})
+  source = Part(source=TextFiles(train=str(path), per_line=True), examples={'train': 400_000})
   before = source.fingerprint()
   source.load('train')
-  change(path, BLOCK + 1000)
-  assert source.fingerprint() == before
+  change(path, BLOCK + 1001)
+  assert source.fingerprint() != before
+  assert len({example['text'] for example in source.load('train')}) == 2
   assert verify_files(files_of(source)).changed == [path]
 
 
@@ -109,8 +140,8 @@ def test_files_of_sources_in_any_setting(tmp_path):
 def test_unreadable_files_and_damaged_hashes_are_errors(large, tmp_path, cache, message):
   assert 'cannot be read: No such file' in message(content_digest, tmp_path / 'no')
   assert 'cannot be read: No such file' in message(verify_files, [tmp_path / 'no'])
-  keep_hashes([large])
-  [record] = cache.glob('hashes/*/hash.json')
+  content_digest(large)
+  [record] = cache.glob('hashes/*.json')
   record.write_text('{')
   assert f'{record} is damaged' in message(verify_files, [large])
 
