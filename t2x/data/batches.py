@@ -182,6 +182,10 @@ class Batches:
     start = step * self.batch_size
     return self.order(range(start + self.part.start, start + self.part.stop))
 
+  def global_indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epoch and the row index of each example in the batch of all processes."""
+    return self.order(range(step * self.batch_size, (step + 1) * self.batch_size))
+
   def __getitem__(self, step: int) -> Batch:
     pairs = zip(*self.indices(step), strict=True)
     return _stack([_example(self, int(epoch), int(index)) for epoch, index in pairs])

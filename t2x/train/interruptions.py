@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import math
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ from t2x.parallel import Processes
 @contextlib.contextmanager
 def interruptible(
   processes: Processes, max_minutes: float | None = None, start_time: float | None = None
-) -> Iterator[Callable[[int], bool]]:
+) -> Iterator[Callable[[], bool]]:
   """Handles SIGTERM, SIGINT, SIGHUP and the time limit, without interrupting a step.
 
   Args:
@@ -31,10 +32,10 @@ def interruptible(
     start_time: time.monotonic() at which the time limit starts; None for now.
 
   Yields:
-    A function `stop_requested(step)` that returns whether to stop after this step, with the same result
-    on all processes. Call it after each step.
+    A function `stop_requested()` that returns whether to stop, with the same result on all processes. All call it
+    equally often: after each step and each batch of an evaluation.
   """
-  signals: list[int] = []
+  signals, calls = list[int](), itertools.count(1)
   start_time = time.monotonic() if start_time is None else start_time
   end_time = math.inf if max_minutes is None else start_time + 60 * max_minutes
 
@@ -42,10 +43,11 @@ def interruptible(
     signals.append(number)
     processes.ask_to_stop()
 
-  def stop_requested(step: int) -> bool:
+  def stop_requested() -> bool:
+    call = next(calls)
     if time.monotonic() >= end_time and not signals:
       handle(0, None)
-    return bool(signals) if processes.count == 1 else processes.reached_stop(step)
+    return bool(signals) if processes.count == 1 else processes.reached_stop(call)
 
   with handle_signals(handle):
     yield stop_requested

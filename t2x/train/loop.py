@@ -95,11 +95,16 @@ def _train(
   rows: Any,
   batches: Batches,
   skips: list[tuple[int, int]],
-  stop_requested: Callable[[int], bool],
+  stop_requested: Callable[[], bool],
   verbose: bool,
 ) -> dict[str, Any]:
-  """Trains from the last checkpoint to the last step, or until `stop_requested(step)` or early stopping."""
+  """Trains from the last checkpoint to the last step, or until `stop_requested()` or early stopping."""
   trainer = run.trainer
+
+  def evaluate(step: int) -> dict[str, float]:
+    params = run.program.eval_params(state, frozen)
+    return _evaluate(run, step, params, logger, watchdog, stop_requested)
+
   handle, frozen, saved = run.init_or_restore(batches)
   start, state = int(handle.step), handle
   train_step, metrics = run.program.train_step(), dict(saved.get('metrics', {}))
@@ -115,7 +120,7 @@ def _train(
     logger.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if eval_pending:
-      metrics = _evaluate(run, start, run.program.eval_params(state, frozen), logger, watchdog)
+      metrics = evaluate(start)
     for step in run.steps(start):
       with watchdog.waiting(f'the batch of step {step}'):
         num_units, batch = next(device_batches)
@@ -127,7 +132,7 @@ def _train(
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(handle))
         logger.step(step, sums, num_units, log=should_log)
-      should_stop = stop_requested(step) and not last
+      should_stop = stop_requested() and not last
       # An interrupted run evaluates this step when it is resumed.
       should_evaluate = _is_eval_step(trainer, step) and not should_stop
       should_save = _is_due(trainer.checkpoint_every, step) or _is_due(trainer.keep_every, step)
@@ -143,11 +148,11 @@ def _train(
         logger.checkpoint(step, time.monotonic() - save_time)
         clock.restart()
       if should_evaluate:
-        metrics = _evaluate(run, step, run.program.eval_params(state, frozen), logger, watchdog)
+        metrics = evaluate(step)
       if should_stop:
-        run.checkpoints.wait()
+        run.checkpoints.finish()
         raise Interrupted(f'interrupted and saved at step {step}')
-    run.checkpoints.wait()
+    run.checkpoints.finish()
     logger.end_screen(metrics)
   return metrics
 
@@ -162,9 +167,18 @@ def _is_eval_step(trainer: Trainer, step: int) -> bool:
 
 
 def _evaluate(
-  run: TrainingRun, step: int, params: Params, logger: RunLogger, watchdog: Watchdog
+  run: TrainingRun,
+  step: int,
+  params: Params,
+  logger: RunLogger,
+  watchdog: Watchdog,
+  stop_requested: Callable[[], bool],
 ) -> dict[str, float]:
-  """Evaluates the parameters of a saved step. Logs the metrics and adds them to the step's checkpoint."""
+  """Evaluates the parameters of a saved step. Logs the metrics and adds them to the step's checkpoint.
+
+  Raises:
+    Interrupted: `stop_requested()` after a batch. A resumed run repeats the evaluation.
+  """
 
   def watched(items: Iterable) -> Iterator:
     iterator = iter(items)
@@ -175,6 +189,9 @@ def _evaluate(
         except StopIteration:
           return
         yield item  # Also watches the work of the loop body.
+      if stop_requested():
+        run.checkpoints.finish()
+        raise Interrupted(f'interrupted in the evaluation of step {step}, which is saved')
 
   with logger.paused():
     result = run.evaluate_step(params, step, watched)

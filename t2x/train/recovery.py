@@ -44,13 +44,19 @@ def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) ->
   """Removes the checkpoints since the spike started and records its batches as skipped.
 
   Raises:
-    Diverged: the run has no rollback left.
+    Diverged: the run has no rollback left, or none of its checkpoints is intact and from before the spike.
   """
   rollback = run.trainer.rollback
   if rollback is None or len(skips) >= rollback.limit:
     raise Diverged(f'{spike} after {len(skips)} rollbacks', 'try a lower learning rate') from spike
   run.checkpoints.wait()  # The last checkpoint may still be being written.
-  good = max((step for step in run.checkpoints.steps() if step < spike.first), default=0)
+  good = run.checkpoints.intact_before(spike.first)
+  if good is None and (saved := run.checkpoints.steps()):
+    raise Diverged(
+      f'{spike}, before which no checkpoint is left: the first is of step {saved[0]}',
+      'increase Trainer.checkpoint_every or keep_last, or try a lower learning rate',
+    ) from spike
+  good = good or 0
   run.checkpoints.remove_after(good)
   run.processes.barrier()
   skips = [*skips, (spike.first - 1, spike.last - spike.first + 1)]
@@ -65,7 +71,7 @@ def record_fault(
 ) -> Diverged:
   """Writes the rows of the faulty step to fault-STEP.json. Returns the error to raise."""
   source_step = Skipping(batches, skips).source_step(fault.step - 1)
-  epochs, rows = batches.indices(source_step)
+  epochs, rows = batches.global_indices(source_step)
   path = run.folder / f'fault-{fault.step}.json'
   if run.processes.first:
     source = {'source_step': source_step, 'epochs': epochs.tolist(), 'rows': rows.tolist()}

@@ -42,6 +42,13 @@ def assert_equal(one, other):
     np.testing.assert_array_equal(one[name], other[name])
 
 
+def test_the_rows_of_a_batch_are_those_of_all_processes():
+  shares = [masked(process_index=i, process_count=4).indices(7) for i in range(4)]
+  whole = masked(process_index=1, process_count=4).global_indices(7)
+  for got, parts in zip(whole, zip(*shares, strict=True), strict=True):
+    np.testing.assert_array_equal(got, np.concatenate(parts))
+
+
 @given(st.integers(1, 300), st.integers(-5, 2**70), st.integers(0, 2**40))
 def test_each_epoch_is_a_permutation(size, seed, epoch):
   epochs, index = shuffled(epoch * size + np.arange(size), size, seed)

@@ -1,12 +1,16 @@
 """Non-finite steps are reported or tolerated; consecutive outliers of the loss are a spike."""
 
+import json
 import math
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.data import Batches
 from t2x.train.faults import Fault, Faults, Rollback, Skip, Spike, Stop
+from t2x.train.recovery import record_fault
 
 NAMES = ['a.kernel', 'b.kernel', 'c.scale']
 
@@ -76,3 +80,14 @@ def test_a_batch_of_weight_0_is_no_fault_and_no_spike():
 
 def test_without_rollback_nothing_is_a_spike():
   look(Faults(NAMES, Stop(), None), losses_with(60, 61, 62))
+
+
+def test_a_fault_lists_the_rows_of_all_processes(tmp_path):
+  rows = [{'x': np.float32(i)} for i in range(64)]
+  batches = [Batches(rows, batch_size=8, seed=0, process_index=i, process_count=2) for i in (0, 1)]
+  checkpoints = types.SimpleNamespace(wait=lambda: None, latest_step=lambda: None)
+  processes = types.SimpleNamespace(first=True)
+  run = types.SimpleNamespace(folder=tmp_path, processes=processes, checkpoints=checkpoints)
+  record_fault(run, batches[0], Fault('nan', 3, {}), [])
+  listed = json.loads((tmp_path / 'fault-3.json').read_text())['rows']
+  assert listed == [int(row) for part in batches for row in part.indices(2)[1]]

@@ -16,10 +16,13 @@ from points import BATCH, Points, points
 
 from t2x.base.errors import Interrupted, UserError
 from t2x.data import Batches
+from t2x.data.prepared_folders import former_fingerprints, is_former
 from t2x.train import LinearDecay, Rollback, Skip, train
+from t2x.train.checkpoints import orbax_files
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.interruptions import Watchdog
 from t2x.train.logs.run_logger import RunLogger
+from t2x.train.recovery import Diverged
 from t2x.train.run import TrainingRun
 
 
@@ -293,6 +296,83 @@ def test_a_signal_during_a_rollback_is_not_lost(tmp_path):
   with pytest.raises(Interrupted, match='saved at step 26'):
     train(points(SPIKE, writers=(ask,), **GOES_BACK), tmp_path, '')
   assert (tmp_path / 'skips.json').exists()
+
+
+def test_a_rollback_without_a_checkpoint_before_the_spike_deletes_none(tmp_path):
+  settings = GOES_BACK | {'checkpoint_every': 1, 'keep_last': 2}
+  with pytest.raises(Diverged, match=r'before which no checkpoint is left: .*checkpoint_every'):
+    train(points(SPIKE, **settings), tmp_path, '')
+  assert Checkpoints(tmp_path / 'checkpoints').latest_step() >= 27
+  assert not (tmp_path / 'skips.json').exists()
+
+
+def test_a_rollback_to_a_damaged_checkpoint_uses_the_one_before(tmp_path):
+  def damage():
+    (tmp_path / 'checkpoints' / '25' / 'checksums.json').write_text('{"state": [1, 1]}')
+
+  settings = GOES_BACK | {'keep_last': 3, 'writers': (AtStep(27, damage),)}
+  train(points(SPIKE, **settings), tmp_path, '')
+  assert json.loads((tmp_path / 'skips.json').read_text()) == [[26, 3]]
+  assert [line['step'] for line in train_lines(tmp_path)] == [*range(3, 40, 3), 40]
+
+
+def test_a_run_whose_last_save_failed_is_not_finished(tmp_path, monkeypatch):
+  run = points(failed_saves=3, num_steps=12, checkpoint_every=5)
+  real = orbax_files.save
+
+  def save(manager, step, *rest):
+    if step == 12:
+      raise OSError('no space left')
+    real(manager, step, *rest)
+
+  with monkeypatch.context() as patch:
+    patch.setattr('t2x.train.checkpoints.orbax_files.save', save)
+    with pytest.raises(UserError, match='the checkpoint of step 10 is intact') as error:
+      train(run, tmp_path, '')
+  assert error.value.exit_code == 1
+  assert json.loads((tmp_path / 'status.json').read_text())['state'] == 'failed'
+  train(run, tmp_path, '')
+  assert Checkpoints(tmp_path / 'checkpoints').latest_step() == 12
+
+
+@pytest.mark.parametrize('changed', [False, True])
+def test_a_run_with_fingerprints_of_version_1_is_resumed_unless_its_data_changed(
+  tmp_path, monkeypatch, changed
+):
+  former = ['version 1']
+  fingerprint = property(lambda _: former[0] if is_former() else 'version 2')
+  monkeypatch.setattr(Batches, 'fingerprint', fingerprint)
+  with monkeypatch.context() as patch, former_fingerprints(), pytest.raises(Died):
+    patch.setattr('t2x.train.loop.FINGERPRINTS', 1)
+    train(points(writers=(AtStep(9, die),)), tmp_path, '')
+  former[0] = 'other data' if changed else former[0]
+  if changed:
+    with pytest.raises(UserError, match='changed since its checkpoint'):
+      train(points(), tmp_path, '')
+  else:
+    train(points(), tmp_path, '')
+    former[0] = 'not asked for'
+    train(points(), tmp_path, '')
+
+
+@pytest.mark.parametrize('at', [10, 30])
+def test_a_signal_ends_an_evaluation_which_a_resumed_run_repeats(tmp_path, monkeypatch, at):
+  run, real = points(eval_every=10), TrainingRun.evaluation_batches
+  train(run, tmp_path / 'whole', '')
+
+  def evaluation_batches(self, *args):
+    self.checkpoints.wait()
+    if self.checkpoints.latest_step() == at:
+      signal.raise_signal(signal.SIGTERM)
+    return real(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(TrainingRun, 'evaluation_batches', evaluation_batches)
+    with pytest.raises(Interrupted, match=f'interrupted in the evaluation of step {at}, which is'):
+      train(run, tmp_path / 'run', '')
+  assert Checkpoints(tmp_path / 'run' / 'checkpoints').latest_step() == at
+  train(run, tmp_path / 'run', '')
+  assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
 
 
 def test_permanent_checkpoints_are_kept_and_the_others_rotate(tmp_path):

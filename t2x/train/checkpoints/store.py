@@ -52,6 +52,8 @@ class Checkpoints:
     self.failed_saves = failed_saves
     self._manager: CheckpointManager | None = None
     self._saving, self._failures = False, 0
+    # The error of the last save, if it failed and was tolerated.
+    self._unsaved: UserError | None = None
     self._corrupt: set[int] = set()
     # The step whose metrics are not on disk yet.
     self._pending_metrics: int | None = None
@@ -112,7 +114,7 @@ class Checkpoints:
       if self._manager is None:
         self._manager = self._open()
       self.orbax.save(self._manager, step, named, about)
-      self._saving = True
+      self._saving, self._unsaved = True, None
     except Exception as error:
       self._tolerate(self._save_error(error))
     if metrics is not None:
@@ -158,6 +160,7 @@ class Checkpoints:
     self._failures += 1
     if self._failures > self.failed_saves or jax.process_count() > 1:
       raise error
+    self._unsaved = error
     message = 'training continues after failed save %d of at most %d in a row: %s'
     log.warning(message, self._failures, self.failed_saves, error)
 
@@ -179,6 +182,17 @@ class Checkpoints:
       raise self._save_error(error) from error
     finally:
       self._pending_metrics = None
+
+  def finish(self) -> None:
+    """Waits as `wait`; also raises if the last save failed and was tolerated."""
+    self.wait()
+    if self._unsaved is not None:
+      raise self._unsaved
+
+  def intact_before(self, step: int) -> int | None:
+    """Returns the last step before `step` with an intact checkpoint; None if there is none."""
+    earlier = [saved for saved in self.steps()[::-1] if saved < step]
+    return next((saved for saved in earlier if self._problem(saved) is None), None)
 
   def _remove_old(self, manager: 'CheckpointManager') -> None:
     """Removes checkpoints that an evaluation after their save has dropped from the best ones."""

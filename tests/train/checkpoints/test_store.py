@@ -255,6 +255,32 @@ def test_a_full_disk_is_retried_the_requested_number_of_times(tmp_path, caplog, 
       checkpoints.save(9, large)
 
 
+@pytest.mark.parametrize('how', ['at once', 'later'])
+def test_a_last_save_that_fails_is_an_error_even_if_failures_are_tolerated(
+  tmp_path, state, monkeypatch, how, full_disk
+):
+  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=9)
+  save(checkpoints, state, [1.0])
+  checkpoints.finish()
+
+  def fail(*_):
+    raise OSError('no space left')
+
+  if how == 'at once':
+    with monkeypatch.context() as patch:
+      patch.setattr(checkpoints.orbax, 'save', fail)
+      checkpoints.save(2, state(2))
+    with pytest.raises(UserError, match='the checkpoint of step 1 is intact'):
+      checkpoints.finish()
+  else:
+    with full_disk(1 << 16), pytest.raises(UserError, match='the checkpoint of step 1 is intact'):
+      checkpoints.save(2, {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))})
+      checkpoints.finish()
+  checkpoints.save(3, state(3))
+  checkpoints.finish()
+  assert checkpoints.steps() == [1, 3]
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd, full_disk):
   checkpoints = Checkpoints(tmp_path, keep_last=1)
   save(checkpoints, state, [1.0])
