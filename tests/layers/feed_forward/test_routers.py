@@ -117,7 +117,7 @@ GSHARD = 'GShard', 'st-moe-pytorch TopNGating'
 
 def gating_of_st_moe(part, **settings):
   torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-  st_moe = pytest.importorskip('st_moe_pytorch', reason="the extra 'parity' is not installed")
+  st_moe = pytest.importorskip('st_moe_pytorch', reason="the extra 'references' is not installed")
   from st_moe_pytorch.st_moe_pytorch import TopNGating
 
   del st_moe
