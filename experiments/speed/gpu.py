@@ -1,8 +1,8 @@
 """Checks and measures t2x on one NVIDIA GPU in eight minutes: kernels, training, generation, and PyTorch beside it.
 
-python experiments/speed/h200.py                    # writes h200.json and h200.md to $OUT, or to results/
-python experiments/speed/h200.py --smoke            # all of it at tiny sizes on a CPU, within a minute
-python experiments/speed/h200.py --sections 'checks' 'train 124M'
+python experiments/speed/gpu.py                    # writes h200.json and h200.md to $OUT, or to results/
+python experiments/speed/gpu.py --smoke            # all of it at tiny sizes on a CPU, within a minute
+python experiments/speed/gpu.py --sections 'checks' 'train 124M'
 
 Needs jax, flax, optax and orbax only, and no installation of t2x. Each section runs in a process of its own, and its
 rows are written as they come, so that a run that is cut short keeps them.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / 'experiments' / 'speed' / 'h200.py'
+SCRIPT = Path(__file__).parents[2] / 'experiments' / 'speed' / 'gpu.py'
 # Python runs this file when it starts, in the processes of the sections too.
 HIDDEN = """
 import sys
