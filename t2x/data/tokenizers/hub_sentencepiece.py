@@ -9,8 +9,6 @@ import string
 import unicodedata
 from collections.abc import Mapping
 
-import sentencepiece
-
 from t2x.base.external_files import REQUIRED, Bool, Fields
 from t2x.data.tokenizers.base import SPACE, Template, Tokenizer
 from t2x.data.tokenizers.hub_limits import distinct_ids, sentencepiece_model, vocabulary
@@ -220,6 +218,8 @@ def spiece(folder: TokenizerFolder) -> Tokenizer:
   Raises:
     Unsupported: the model has neither [CLS] nor </s>.
   """
+  import sentencepiece
+
   model = sentencepiece_model(folder.path / 'spiece.model')
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import sentencepiece
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Range, Size
@@ -33,6 +32,8 @@ class SentencePieceModel(Tokenizer):
   """
 
   def __init__(self, model: bytes):
+    import sentencepiece
+
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
@@ -211,6 +212,8 @@ class SentencePiece(TokenizerConfig):
     chunks = [chunk.replace(SPACE, ' ') for chunk in sample(texts, self.sample_megabytes)]
     if not any(chunk.strip() for chunk in chunks):
       raise UserError('there is no text to train the SentencePiece tokenizer on')
+    import sentencepiece
+
     model, ids = io.BytesIO(), self.ids
     try:
       sentencepiece.SentencePieceTrainer.train(
