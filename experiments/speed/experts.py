@@ -5,7 +5,7 @@ python experiments/speed/experts.py --smoke    # all of it at tiny sizes, in sec
 
 Two experts per token, each a gated MLP; the dense layer has twice their hidden width. Contenders alternate in one process.
 `error` is the largest difference of outputs and gradients from a layer whose capacity drops nothing, relative to
-the largest value, for small inputs of the same dtype. Needs jax, flax, optax and orbax only, and no installation of t2x.
+the largest value, for small inputs of the same dtype. Needs jax, flax, optax, orbax and jaxtyping, and no installation of t2x.
 Writes experts.json to $OUT if that is set.
 """
 
@@ -21,8 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from gpu_models import stand_in_for_packages
 
 # From a bare checkout, t2x is not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -202,7 +200,6 @@ def main() -> None:
   parser.add_argument('--smoke', action='store_true')
   parser.add_argument('--rounds', type=int, default=15)
   arguments = parser.parse_args()
-  stand_in_for_packages()
   from t2x.process.allocator import set_allocator
 
   set_allocator()

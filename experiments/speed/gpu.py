@@ -1,304 +1,318 @@
-"""Checks and measures t2x on one NVIDIA GPU in eight minutes: kernels, training, generation, and PyTorch beside it.
+"""What t2x does on one NVIDIA GPU in nine minutes: a killed run that resumes, a sweep, the cost of the loop, speed.
 
-python experiments/speed/gpu.py                    # writes h200.json and h200.md to $OUT, or to results/
-python experiments/speed/gpu.py --smoke            # all of it at tiny sizes on a CPU, within a minute
-python experiments/speed/gpu.py --sections 'checks' 'train 124M'
+python experiments/speed/gpu.py --wheels wheels     # writes rows to $OUT, or to results/gpu/
+python experiments/speed/gpu.py --wheels wheels --sections sizes parts
+python experiments/speed/gpu.py --smoke             # all of it at tiny sizes on a CPU, in about three minutes
 
-Needs jax, flax, optax and orbax only, and no installation of t2x. Each section runs in a process of its own, and its
-rows are written as they come, so that a run that is cut short keeps them.
+Runs in a bare checkout with jax, flax, optax, orbax-checkpoint and scipy. The other packages that t2x imports come as
+wheels from a folder, which one makes where there is internet; they are pure Python:
 
-MFU is model FLOPs per second over the peak of the device (bf16, dense). Model FLOPs per token are
-6 N + 6 L d (T + 1), where N are the parameters in matrices, the tied head included: a query sees (T + 1) / 2 keys on
-average. `mfu_full` counts all pairs of tokens, 6 N + 12 L d T. The bandwidth of generation counts, per token step, the bf16 weights once and the keys and
-values of the tokens so far (the mean over the steps).
+  pip download --no-deps -d wheels -r experiments/speed/gpu_wheels.txt
+
+Sections, in this order, with their minutes:
+
+  resume    2    a GPT of 19 million parameters trains, is killed with SIGKILL and resumes: its batches and losses beside
+                 those of uninterrupted runs, with and without XLA's deterministic operations
+  sweep     2.5  four variants of it with three seeds each: verdicts, cost per trial, trials per hour
+  overhead  1.5  the train loop of GPT-2 124M with data, logging and checkpoints beside its bare step
+  sizes     2    GPT-2 of 124M, 350M and 1.3B: tokens per second, MFU, memory; torch.compile, where PyTorch is installed
+  profile   0.5  the thirty operations of a step of 124M that take the most time
+  parts     0.5  generation, a layer of experts, kernels of attention and sums against references
+
+Time that a section leaves is for the next ones. Rows are written as they are measured, as JSON lines and as tables; a
+part that does not fit into the time is a row that says so.
+
+MFU is model FLOPs per second over the peak of the device (bf16, dense). Model FLOPs per token are 6 N + 6 L d (T + 1),
+where N are the parameters in matrices, the tied head included: a query sees (T + 1) / 2 keys on average. `mfu_full`
+counts all pairs of tokens, 6 N + 12 L d T.
 """
 
 import argparse
-import dataclasses
-import importlib.util
+import contextlib
+import datetime
+import functools
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from gpu_models import (
-  GOALS,
-  SIZES,
-  TINY,
-  Size,
-  device_limits,
-  experiment_of,
-  language_model,
-  stand_in_for_packages,
-)
+from gpu_machine import Clocks, first_gpu, machine, missing, unpack
 
 HERE = Path(__file__).resolve().parent
-# From a bare checkout, t2x is not installed.
-sys.path.insert(0, str(HERE.parents[1]))
+ROOT = HERE.parents[1]
+# Section -> minutes, and its parts, each of which is a process.
+SECTIONS = {
+  'resume': (2.0, ('resume',)),
+  'sweep': (2.5, ('sweep',)),
+  'overhead': (1.5, ('overhead',)),
+  'sizes': (2.0, ('124M', '350M', '1.3B', 'torch 124M', 'torch 350M')),
+  'profile': (0.5, ('profile',)),
+  'parts': (0.5, ('parts',)),
+}
+# Parts that would repeat others at the same tiny size.
+NOT_IN_SMOKE = ('350M', '1.3B', 'torch 350M')
+# Time in which a part has results: it imports jax, starts the GPU and compiles.
+LEAST_SECONDS = 15
+# A smoke test may run on a busy machine: its sections have so many times their minutes.
+SMOKE_FACTOR = 10
 
 
-def emit(**row) -> None:
+class Results:
+  """Rows, written to OUT/NAME.jsonl and OUT/NAME.md whenever one is added.
+
+  Args:
+    out: the folder.
+    name: name of the files.
+    fixed: columns of every row.
+    clocks: samples of the clock, which are columns of every row.
+  """
+
+  def __init__(self, out: Path, name: str, fixed: dict, clocks: Clocks):
+    out.mkdir(parents=True, exist_ok=True)
+    self.lines, self.table = out / f'{name}.jsonl', out / f'{name}.md'
+    self.fixed, self.clocks = fixed, clocks
+    self.rows: list[dict] = []
+
+  def add(self, **row: object) -> None:
+    """Adds a row of a section, prints it and writes it."""
+    self.rows.append({**row, **self.clocks.row(), **self.fixed})
+    print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
+    with self.lines.open('a') as file:
+      file.write(json.dumps(self.rows[-1]) + '\n')
+    self.table.write_text(self.markdown())
+
+  def markdown(self) -> str:
+    """Returns one table per section, after the columns that are the same in all rows."""
+    conventions = (__doc__ or '').partition('MFU is')
+    text = [f'# {self.fixed["gpu"]}\n', *(f'- {k}: {v}' for k, v in self.fixed.items()), '']
+    text.append(f'{conventions[1]}{conventions[2]}')
+    tables: dict[str, list[dict]] = {}
+    for row in self.rows:
+      title = ': '.join(row[key] for key in ('section', 'group') if key in row)
+      tables.setdefault(title, []).append(row)
+    for title, rows in tables.items():
+      hidden = {'section', 'group', *self.fixed}
+      names = [n for n in dict.fromkeys(n for row in rows for n in row) if n not in hidden]
+      lines = [names, ['---'] * len(names), *([row.get(n) for n in names] for row in rows)]
+      text.append(f'## {title}\n')
+      text += [f'| {" | ".join(cell(value) for value in line)} |' for line in lines] + ['']
+    return '\n'.join(text)
+
+
+def cell(value: object) -> str:
+  """Returns a value as the text of a cell."""
+  return '' if value is None else str(value).replace('|', r'\|').replace('\n', ' ')
+
+
+def emit(**row: object) -> None:
   """Hands a row of results to the parent process."""
   print('ROW ' + json.dumps(row), flush=True)
 
 
-def training_row(size: Size, tokens_per_second: float) -> dict:
-  """Returns tokens per second and MFU."""
-  row, limits = {'tokens_per_second': round(tokens_per_second)}, device_limits()
-  for name, all_pairs in (('mfu', False), ('mfu_full', True)):
-    row[name] = limits and round(tokens_per_second * size.flops(all_pairs) / limits[0], 4)
-  return row
+def run_part(part: str, smoke: bool, seconds: float, work: Path) -> None:
+  """Runs a part in this process."""
+  if part in ('resume', 'sweep'):
+    import gpu_runs
 
-
-def training(name: str, size: Size, steps: int, packed: bool = False, sustained: int = 0) -> None:
-  """Measures bare steps on one batch, then `sustained` steps of a run with data, logging and checkpoints."""
-  from throughput import measure
-
-  from t2x.train import Program, train
-  from t2x.train.logs.flops import flops_per_token
-  from t2x.train.logs.summary import attention_kernels
-
-  while True:
-    try:
-      program = Program(experiment_of(size, max(sustained, 1), packed))
-      result = measure(program, steps, None)
-      break
-    except Exception as error:
-      if 'RESOURCE_EXHAUSTED' not in str(error) or size.batch < 2:
-        raise
-      emit(section=name, what='out of memory', batch=size.batch)
-      size = dataclasses.replace(size, batch=size.batch // 2)
-  task, model = program.experiment.task, program.blueprint.shapes
-  emit(
-    section=name,
-    what='packed rows, one batch' if packed else 'one batch',
-    batch=size.batch,
-    **training_row(size, result['tokens_per_second']),
-    milliseconds=result['milliseconds_a_step'],
-    compile_seconds=result['compile_seconds'],
-    gigabytes=result['peak_gigabytes'],
-    losses=f'{result["first_loss"]:.3f} to {result["last_loss"]:.3f}',
-    goal=GOALS.get(name.removeprefix('train ')),
-    flops_per_token=size.flops(),
-    counted_flops=flops_per_token(task, model).visible,
-    kernel='; '.join(attention_kernels(model, task, 'bfloat16')),
-  )
-  if sustained:
-    with tempfile.TemporaryDirectory() as folder:
-      train(program.experiment, Path(folder), 'random tokens', program=program)
-      lines = [json.loads(line) for line in (Path(folder) / 'timing.jsonl').open()]
-    times = [(line['step'], line['seconds']) for line in lines if line['split'] == 'train']
-    (first, began), (last, ended) = times[0], times[-1]
-    rate = (last - first) * size.batch * size.length / (ended - began)
-    what = f'steps {first} to {last} with data, logging and checkpoints'
-    emit(section=name, what=what, batch=size.batch, **training_row(size, rate))
-
-
-def decode(name: str, size: Size, batch: int, prompt: int, new: int) -> None:
-  """Measures greedy generation against the bound of the memory's bandwidth."""
-  import jax
-  import jax.numpy as jnp
-  import numpy as np
-  from flax import nnx
-
-  from t2x.decode import generate
-
-  build = language_model(size)
-  model = jax.jit(lambda: jax.tree.map(lambda x: x.astype(jnp.bfloat16), build(rngs=nnx.Rngs(0))))()
-  ids = np.random.default_rng(0).integers(2, size.vocab, (batch, prompt))
-
-  def seconds(tokens: int) -> float:
-    times = []
-    for _ in range(4):
-      start = time.perf_counter()
-      out = generate(
-        model, ids, np.full(batch, prompt), max_new_tokens=tokens, eos_id=None, pad_id=0
-      )
-      jax.block_until_ready(out.tokens)
-      times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-  step = (seconds(new) - seconds(1)) / (new - 1)
-  weights = 2 * size.matrices
-  cache = 2 * 2 * size.layers * batch * (prompt + new / 2) * size.width
-  limits = device_limits()
-  bound = limits and (weights + cache) / limits[1]
-  emit(
-    section=name,
-    what=f'batch {batch}, prompt {prompt}, {new} new tokens, greedy, bf16',
-    milliseconds_per_step=round(1e3 * step, 4),
-    tokens_per_second=round(batch / step),
-    megabytes_of_weights=round(weights / 1e6),
-    megabytes_of_cache=round(cache / 1e6),
-    bound_milliseconds=bound and round(1e3 * bound, 4),
-    share_of_bandwidth=bound and round(bound / step, 4),
-    goal=0.6,
-  )
-
-
-def torch_training(name: str, size: Size, steps: int) -> None:
-  """Measures the plain GPT of torch_models.py: bf16 autocast, fused AdamW; eager, then compiled."""
-  if importlib.util.find_spec('torch') is None:
-    return emit(section=name, what='torch is not installed')
-  import torch
-  from torch_models import GPT
-
-  from t2x.train.logs.flops import PEAK_FLOPS
-
-  device = 'cuda' if torch.cuda.is_available() else 'cpu'
-  peak = PEAK_FLOPS.get(torch.cuda.get_device_name()) if device == 'cuda' else None
-  torch.manual_seed(0)
-  batch = {'tokens': torch.randint(size.vocab, (size.batch, size.length), device=device)}
-  for what in ('eager', 'torch.compile')[: 2 if device == 'cuda' else 1]:
-    model = GPT(size.width, size.layers, size.heads, 4 * size.width, size.vocab, size.length)
-    model = model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
-    run = torch.compile(model) if what == 'torch.compile' else model
-
-    def take(number, model=model, optimizer=optimizer, run=run):
-      start = time.perf_counter()
-      for _ in range(number):
-        with torch.autocast(device, torch.bfloat16):
-          loss = run(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-      loss.item()
-      return (time.perf_counter() - start) / number
-
-    take(3)
-    rate = size.batch * size.length / min(take(steps) for _ in range(3))
-    row = {'tokens_per_second': round(rate)}
-    if peak is not None:
-      row['mfu'] = round(rate * size.flops() / peak, 4)
-    emit(section=name, what=f'PyTorch {torch.__version__} {what}', batch=size.batch, **row)
-    del model, optimizer, run
-  return None
-
-
-def sections(smoke: bool) -> dict:
-  """Returns name -> function of each section, in their order."""
-  from gpu_checks import check_attention, check_sums
-
-  sizes = dict.fromkeys(SIZES, TINY) if smoke else SIZES
-  small = sizes['124M']
-  steps, sustained = (10, 30) if smoke else (50, 200)
-  new = 8 if smoke else 192
-  table = {
-    'checks of attention': lambda name: check_attention(name, emit, smoke),
-    'checks of sums': lambda name: check_sums(name, emit, smoke),
-    'train 124M': lambda name: training(name, small, steps, sustained=sustained),
-    'generate 124M': lambda name: decode(name, small, *((4, 8) if smoke else (64, 64)), new),
-    'train 350M': lambda name: training(name, sizes['350M'], steps // 2),
-    'train 1.3B': lambda name: training(name, sizes['1.3B'], steps // 2),
-    'packed 124M': lambda name: training(name, small, steps // 2, packed=True),
-    'experts 124M': lambda name: training(name, dataclasses.replace(small, experts=8), steps // 2),
-    'torch 124M': lambda name: torch_training(name, small, steps // 2),
-    'torch 350M': lambda name: torch_training(name, sizes['350M'], steps // 2),
-  }
-  if smoke:
-    # They would repeat the others at the same tiny size.
-    del table['train 350M'], table['train 1.3B'], table['torch 350M']
-  return table
-
-
-def run_section(name: str, smoke: bool) -> None:
-  """Runs a section in this process."""
-  if name.startswith('torch'):
-    stand_in_for_packages()
-  else:
-    from t2x.process.gpu_flags import environment_flags, set_gpu_flags
+    return getattr(gpu_runs, part)(emit, smoke, seconds, work)
+  if not part.startswith('torch'):
+    from t2x.process.compile_cache import set_compile_cache
+    from t2x.process.gpu_flags import set_gpu_flags
 
     set_gpu_flags()
-    stand_in_for_packages()
-    import jax
+    set_compile_cache()
+  import gpu_speed
+  from gpu_models import SIZES, TINY
 
-    device = f'{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}'
-    emit(section=name, what=f'{device}, {environment_flags() or "no flags"}')
-  sections(smoke)[name](name)
-
-
-def markdown(rows: list[dict]) -> str:
-  """Formats the rows as one table per section."""
-  text = [f'# GPU results\n\n{__doc__.rpartition("MFU is")[1]}{__doc__.rpartition("MFU is")[2]}']
-  for section in dict.fromkeys(row['section'] for row in rows):
-    own = [
-      {k: v for k, v in row.items() if k != 'section'} for row in rows if row['section'] == section
-    ]
-    names = list(dict.fromkeys(name for row in own for name in row))
-    lines = [names, ['---'] * len(names), *([row.get(n, '') for n in names] for row in own)]
-    text.append(f'## {section}\n')
-    text += [f'| {" | ".join(map(str, line))} |' for line in lines] + ['']
-  return '\n'.join(text)
+  if part in ('overhead', 'profile'):
+    return getattr(gpu_speed, part)(emit, smoke, seconds)
+  if part == 'parts':
+    return parts(smoke)
+  name = part.removeprefix('torch ')
+  size, steps = (TINY, 10) if smoke else (SIZES[name], 50 if name == '124M' else 20)
+  measure = gpu_speed.torch_training if part.startswith('torch') else gpu_speed.training
+  return measure(functools.partial(emit, size=name), size, steps)
 
 
-def main() -> int:
-  """Runs the sections until the time is up, and writes their rows; returns 1 if a section failed."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--smoke', action='store_true', help='tiny sizes, on a CPU')
-  parser.add_argument('--minutes', type=float, default=7.8, help='time limit of all sections')
-  parser.add_argument('--sections', nargs='+', metavar='NAME', help='some of the sections')
-  parser.add_argument('--out', type=Path, default=os.environ.get('OUT') or HERE / 'results')
-  parser.add_argument('--run', help=argparse.SUPPRESS)
-  args = parser.parse_args()
-  if args.run:
-    run_section(args.run, args.smoke)
-    return 0
-  if args.smoke:
-    os.environ.update(JAX_PLATFORMS='cpu', JAX_DISABLE_MOST_OPTIMIZATIONS='true')
-  deadline, rows, failed = time.monotonic() + 60 * args.minutes, [], []
-  args.out = Path(args.out)
-  args.out.mkdir(parents=True, exist_ok=True)
+def parts(smoke: bool) -> None:
+  """Measures generation, experts and kernels; one that fails is a row.
 
-  def add(row: dict) -> None:
-    rows.append(row)
-    print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
-    (args.out / 'h200.json').write_text(json.dumps(rows, indent=1))
-    (args.out / 'h200.md').write_text(markdown(rows))
+  Raises:
+    RuntimeError: one has failed.
+  """
+  import gpu_checks
+  import gpu_speed
 
-  for name in args.sections or section_names(args.smoke):
-    if (seconds := deadline - time.monotonic()) < 5:
-      add({'section': name, 'what': 'not run: the time is up'})
-    elif reason := in_process(name, args.smoke, seconds, add):
-      failed.append(name)
-      add({'section': name, 'what': reason})
-  return 1 if failed else 0
+  failed = []
+  for measure in (
+    gpu_speed.generation,
+    gpu_speed.experts,
+    gpu_checks.check_attention,
+    gpu_checks.check_sums,
+  ):
+    try:
+      measure(functools.partial(emit, group=measure.__name__.removeprefix('check_')), smoke)
+    except Exception as error:
+      failed.append(measure.__name__)
+      emit(what=f'{measure.__name__} failed: {type(error).__name__}: {str(error)[:300]}', repeats=0)
+  if failed:
+    raise RuntimeError(f'{", ".join(failed)} failed')
 
 
-def section_names(smoke: bool) -> list[str]:
-  """Returns the names of the sections."""
-  return list(sections(smoke))
-
-
-def in_process(name: str, smoke: bool, seconds: float, add) -> str | None:
-  """Runs a section in a process of its own; returns the reason of its failure, or None."""
-  command = [sys.executable, __file__, '--run', name, *(['--smoke'] if smoke else [])]
+def in_process(part: str, smoke: bool, seconds: float, work: Path, add: Callable) -> str | None:
+  """Runs a part in a process of its own; returns the reason of its failure, or None."""
+  command = [sys.executable, __file__, '--run', part, '--work', str(work / part.replace(' ', '-'))]
+  command += ['--seconds', str(round(seconds, 1)), *(['--smoke'] if smoke else [])]
   began = time.monotonic()
   with (
     tempfile.TemporaryFile('w+') as errors,
-    subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    subprocess.Popen(
+      command,
+      stdout=subprocess.PIPE,
+      stderr=errors,
+      text=True,
+      process_group=0,
+      env=os.environ if part.startswith('torch') else without_torch(work),
+    ) as process,
   ):
-    timer = threading.Timer(seconds, process.kill)
+    timer = threading.Timer(seconds, end_group, (process,))
     timer.start()
-    for line in process.stdout:
-      if line.startswith('ROW '):
-        add(json.loads(line[4:]))
-    code = process.wait()
-    timer.cancel()
-    print(f'{name}: {time.monotonic() - began:.0f} s', flush=True)
+    try:
+      for line in process.stdout:
+        if line.startswith('ROW '):
+          add(**json.loads(line[4:]))
+      code = process.wait()
+    finally:
+      timer.cancel()
+      end_group(process)  # With the processes that it has started.
+    print(f'{part}: {time.monotonic() - began:.0f} s', flush=True)
     if code == 0:
       return None
     if time.monotonic() - began >= seconds:
+      time.sleep(1)  # Until the driver has freed the memory of the GPU.
       return 'not finished: the time is up'
     errors.seek(0)
     lines = [line for line in errors.read().splitlines() if line.strip()]
     print('\n'.join(lines[-15:]), file=sys.stderr)
-    return f'failed with exit code {code}: {lines[-1][:300] if lines else "no output"}'
+    return f'failed with exit code {code}: {lines[-1][:600] if lines else "no output"}'
+
+
+def without_torch(work: Path) -> dict[str, str]:
+  """Returns the environment of t2x, which must not import PyTorch: tensorboardX does where it is installed."""
+  folder = work / 'without_torch'
+  folder.mkdir(exist_ok=True)
+  (folder / 'torch.py').write_text("raise ImportError('t2x needs no PyTorch')\n")
+  path = os.pathsep.join([str(folder), os.environ['PYTHONPATH']])
+  return os.environ | {'PYTHONPATH': path}
+
+
+def end_group(process: subprocess.Popen) -> None:
+  """Kills a process and those that it has started."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_sections(
+  chosen: list[str], smoke: bool, minutes: float, work: Path, results: Results
+) -> bool:
+  """Runs sections, each until the sum of the minutes up to it; returns whether one failed or has a wrong result."""
+  began, failed = time.monotonic(), False
+  factor = 60 * (SMOKE_FACTOR if smoke else 1)
+  deadline, planned = began + 60 * minutes, began
+  for section in chosen:
+    own = factor * SECTIONS[section][0]
+    names = [name for name in SECTIONS[section][1] if not (smoke and name in NOT_IN_SMOKE)]
+    planned = min(planned + own, deadline)
+    for part in names:
+      add = functools.partial(results.add, section=section)
+      seconds = planned - time.monotonic()
+      if seconds < max(LEAST_SECONDS, own / 2 if part == names[0] else 0):
+        add(what=f'left out: {part} does not fit into the time, {max(0, seconds):.0f} s', repeats=0)
+        continue
+      results.clocks.restart()
+      if reason := in_process(part, smoke, seconds, work, add):
+        failed = failed or not reason.startswith('not finished')
+        add(what=f'{part}: {reason}', repeats=0)
+  return failed or any(wrong(row) for row in results.rows)
+
+
+def wrong(row: dict) -> bool:
+  """Returns whether a row has a result that is not as it must be."""
+  return str(row.get('result', '')).startswith(('WRONG', 'FAILED', 'not '))
+
+
+def environment(args: argparse.Namespace, work: Path, gpu: str | None) -> dict[str, str]:
+  """Returns the environment of all processes.
+
+  Raises:
+    ValueError: a package is missing.
+  """
+  site = work / 'site'
+  if args.wheels is not None:
+    unpack(args.wheels, site)
+  folders = [str(site), str(ROOT), str(HERE / 'configs')]
+  if names := missing([*folders, *sys.path]):
+    raise ValueError(
+      f'not installed: {", ".join(names)}. Where there is internet: pip download --no-deps -d wheels -r '
+      'experiments/speed/gpu_wheels.txt; then here: --wheels wheels'
+    )
+  path = [*folders, *filter(None, [os.environ.get('PYTHONPATH')])]
+  variables = {'PYTHONPATH': os.pathsep.join(path), 'T2X_CACHE': str(work / 'cache')}
+  if args.smoke:
+    variables |= {'JAX_PLATFORMS': 'cpu', 'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true'}
+  elif gpu is not None:
+    variables['CUDA_VISIBLE_DEVICES'] = gpu
+  return variables
+
+
+def main() -> int:
+  """Runs the sections and returns 1 if one failed, 2 if the machine or the packages are not there."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--minutes', type=float, help='time limit of all sections (default: 9)')
+  parser.add_argument('--sections', nargs='+', metavar='NAME', choices=SECTIONS, default=[])
+  parser.add_argument('--wheels', type=Path, metavar='FOLDER', help='wheels of gpu_wheels.txt')
+  parser.add_argument('--smoke', action='store_true', help='tiny sizes, on a CPU')
+  parser.add_argument('--out', type=Path, default=os.environ.get('OUT'), metavar='FOLDER')
+  for name, kind in (('run', str), ('seconds', float), ('work', Path)):
+    parser.add_argument(f'--{name}', type=kind, help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.run:
+    run_part(args.run, args.smoke, args.seconds, args.work)
+    return 0
+  # Ends the processes that it has started.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+  gpu = None if args.smoke else first_gpu()
+  if gpu is None and not args.smoke:
+    print('gpu.py: nvidia-smi shows no GPU; --smoke runs on a CPU', file=sys.stderr)
+    return 2
+  minutes = args.minutes if args.minutes is not None else 9 * (SMOKE_FACTOR if args.smoke else 1)
+  chosen = [name for name in SECTIONS if not args.sections or name in args.sections]
+  with tempfile.TemporaryDirectory() as name:
+    try:
+      os.environ.update(environment(args, Path(name), gpu))
+    except ValueError as error:
+      print(f'gpu.py: {error}', file=sys.stderr)
+      return 2
+    fixed, clocks = machine(gpu), Clocks(gpu)
+    now = datetime.datetime.now().strftime('%Y-%m-%d-%H%M%S')
+    kind = 'smoke' if args.smoke else re.sub(r'\W+', '-', str(fixed['gpu'])).lower()
+    out = Path(args.out or (Path(tempfile.gettempdir()) if args.smoke else HERE / 'results/gpu'))
+    results = Results(out, f'{kind}-{now}', fixed | {'date': now}, clocks)
+    print(f'{results.table}: {fixed}', flush=True)
+    try:
+      failed = run_sections(chosen, args.smoke, minutes, Path(name), results)
+    finally:
+      clocks.close()
+  return int(failed)
 
 
 if __name__ == '__main__':

@@ -59,7 +59,7 @@ def cases(length: int, smoke: bool) -> list[tuple]:
   ]
 
 
-def check_attention(name: str, emit: Callable, smoke: bool) -> None:
+def check_attention(emit: Callable, smoke: bool) -> None:
   """Emits the errors of kernels in bfloat16 against dense attention in float32, and the time of forward and
   backward pass."""
   import jax
@@ -92,14 +92,15 @@ def check_attention(name: str, emit: Callable, smoke: bool) -> None:
     with jax.default_matmul_precision('highest'):
       expected = jax.device_get(jax.tree.leaves(step(Dense(), pattern, tokens)(*exact)))
     for kernel in kernels:
-      row = {'section': name, 'what': str(kernel), 'rows': kind, 'pattern': str(pattern)}
+      repeats = 1 if smoke else 20
+      row = {'what': str(kernel), 'rows': kind, 'pattern': str(pattern), 'repeats': repeats}
       if reason := kernel.supports(inputs(pattern, tokens, *arrays[:3])):
         emit(**row, result=f'refused: {reason}')
         continue
       function = step(kernel, pattern, tokens)
       try:
         worst = max(map(error, jax.device_get(jax.tree.leaves(function(*arrays))), expected))
-        time_ms = milliseconds(function, *arrays, repeat=1 if smoke else 20)
+        time_ms = milliseconds(function, *arrays, repeat=repeats)
       except Exception as problem:
         emit(**row, result=f'FAILED: {type(problem).__name__}: {str(problem)[:200]}')
         continue
@@ -115,7 +116,7 @@ def error(actual, expected) -> float:
   return float('inf') if np.isnan(difference) else difference / max(1.0, np.abs(expected).max())
 
 
-def check_sums(name: str, emit: Callable, smoke: bool) -> None:
+def check_sums(emit: Callable, smoke: bool) -> None:
   """Emits the errors and times of the sums of gathered gradients by each path, for small and large tables."""
   import functools
 
@@ -144,12 +145,13 @@ def check_sums(name: str, emit: Callable, smoke: bool) -> None:
       for path, function in paths.items():
         function = jax.jit(function)
         worst = error(jax.device_get(function(gradient, index)), expected)
+        repeats = 2 if smoke else 10
         emit(
-          section=name,
           what=path,
-          rows=rows,
+          table_rows=rows,
           dtype=jnp.dtype(dtype).name,
           result='ok' if worst <= 1e-5 else 'WRONG',
           error=f'{worst:.1e}',
-          milliseconds=milliseconds(function, gradient, index, repeat=2 if smoke else 10),
+          milliseconds=milliseconds(function, gradient, index, repeat=repeats),
+          repeats=repeats,
         )
