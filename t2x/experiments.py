@@ -28,6 +28,7 @@ def read_config(
   base: config_lib.Config | None = None,
   folders: Sequence[str] | None = None,
   root: str = 'Experiment',
+  overriding: Sequence[str] = (),
 ) -> config_lib.Config:
   """Reads gin files and checks every value, without building anything.
 
@@ -37,13 +38,21 @@ def read_config(
     base: a config whose parts the files may replace.
     folders: search folders of modules that the files import; None: the folders of the files.
     root: the part to build, such as `@MLP`.
+    overriding: those of the files that override scoped bindings of other files, as `overrides` do.
 
   Raises:
     UserError: one line per error, each with file and line.
   """
   try:
     return config_lib.load(
-      files, overrides, PACKAGES, root, base, without=SIDE_EFFECTS, folders=folders
+      files,
+      overrides,
+      PACKAGES,
+      root,
+      base,
+      without=SIDE_EFFECTS,
+      folders=folders,
+      overriding=overriding,
     )
   except UserError:
     for file in files:

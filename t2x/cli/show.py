@@ -1,8 +1,10 @@
 """The command `t2x show`."""
 
 import argparse
+import sys
 from pathlib import Path
 
+from t2x.base.errors import UserError
 from t2x.cli.options import add_devices, add_files, count
 
 HELP = 'print the resolved config with the origin of each value'
@@ -29,7 +31,11 @@ def run(args: argparse.Namespace) -> int:
   from t2x.config import show
   from t2x.experiments import read_config
 
+  if args.sharding and args.pattern:
+    raise UserError('--pattern has no effect with --sharding: run the command once with each')
   config = read_config(args.files, args.overrides)
+  for note in config.notes():
+    print(f't2x: {note}', file=sys.stderr)
   if args.sharding:
     from t2x.train import layout_report
 

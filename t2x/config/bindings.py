@@ -1,11 +1,11 @@
 """Table of bindings, which resolves names and conflicts between statements.
 
-The command line overrides files, and later statements override earlier ones. For a part in a scope, the
-longest bound prefix of the scope wins.
+The command line overrides files, scoped bindings included, and so do the gin files of a variant. Later statements override
+earlier ones. For a part in a scope, the longest bound prefix of the scope wins.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from t2x.base.suggestions import closest, did_you_mean
 from t2x.config.parse import Statement
@@ -47,9 +47,18 @@ class Bindings:
   misspelling is reported only once.
   """
 
-  def __init__(self, registry: Registry, statements: Sequence[Statement], *, complete: bool):
+  def __init__(
+    self,
+    registry: Registry,
+    statements: Sequence[Statement],
+    *,
+    complete: bool,
+    overriding: Collection[str] = (),
+  ):
     self.registry = registry
     self.complete = complete
+    # Sources of statements that override scoped bindings of other sources, in increasing order.
+    self._overriding = [*overriding, COMMAND_LINE.file]
     self.findings: list[Finding] = []
     self.macros: dict[str, Statement] = {}
     self.all_macros = [s for s in statements if s.is_macro]
@@ -96,16 +105,16 @@ class Bindings:
     if binding.is_guess:
       scopes.setdefault(scope, binding.statement)
       return
-    if binding.statement.place == COMMAND_LINE:
-      overridden = [
-        other
-        for other, statement in scopes.items()
-        if other[: len(scope)] == scope and statement.place != COMMAND_LINE
-      ]
-      for other in overridden:
+    rank = self._rank(binding.statement)
+    for other, statement in [*scopes.items()]:
+      if other[: len(scope)] == scope and self._rank(statement) < rank:
         del scopes[other]
     self._check_twice(scopes.get(scope), binding.statement)
     scopes[scope] = binding.statement
+
+  def _rank(self, statement: Statement) -> int:
+    file = statement.place.file
+    return self._overriding.index(file) + 1 if file in self._overriding else 0
 
   def error(self, place, message: str) -> None:
     """Adds a finding."""
@@ -151,6 +160,11 @@ class Bindings:
   def scopes_of(self, part: Part, param: str) -> list[Scope]:
     """Returns the scopes in which a parameter is bound."""
     return list(self._table.get((part, param), {}))
+
+  def winner(self, binding: Binding) -> Statement | None:
+    """Returns the statement that sets the parameter of a binding in exactly its scope; None if none does."""
+    scope = split_scope(binding.statement.scope)
+    return self._table.get((binding.part, binding.param), {}).get(scope)
 
   def winning(self) -> Iterator[Binding]:
     """Yields the bindings that no other statement overrides."""

@@ -7,7 +7,7 @@ from t2x.base.suggestions import closest, did_you_mean
 from t2x.config.bindings import Binding, Bindings, split_scope
 from t2x.config.parse import Statement, expanded
 from t2x.config.registries import Registry
-from t2x.config.resolve import Resolver
+from t2x.config.resolve import Resolver, calls
 from t2x.config.signature import BUILDER_ARGUMENTS
 from t2x.config.type_check import problem
 from t2x.config.type_names import takes_parts
@@ -109,10 +109,16 @@ def check_unused(
   root: Any,
   root_name: str,
   is_exempt: Callable[[Statement], bool] = lambda _: False,
+  allow_overridden: bool = False,
 ) -> None:
-  """Reports statements that no part reachable from the root uses, except for exempt ones."""
+  """Reports statements that no part reachable from the root uses, except for exempt ones.
+
+  With `allow_overridden`, bindings that scoped ones override in every use count as used.
+  """
   for binding in bindings.bound:
-    if binding.is_guess or _is_used(resolver, binding) or is_exempt(binding.statement):
+    if binding.is_guess or _is_used(resolver, binding, allow_overridden):
+      continue
+    if is_exempt(binding.statement):
       continue
     bindings.error(binding.statement.place, _unused_problem(resolver, binding, root_name))
   used = _used_macros(bindings, root)
@@ -138,10 +144,34 @@ def used_before(
     yield from (binding.statement for binding in bindings.bound if _is_used(resolver, binding))
 
 
-def _is_used(resolver: Resolver, binding: Binding) -> bool:
-  """Returns whether the part that a statement binds was resolved in its scope."""
+def inherited_positions(root: Any) -> Iterator[str]:
+  """Yields a note for each unscoped position encoding that several bodies get, in different scopes.
+
+  A second encoder, such as that of a tower, may have been meant to have another one.
+  """
+  users: dict[Statement, list[str]] = {}
+  for call in calls(root):
+    for name, statement in call.bound.items():
+      parameter = call.part.parameters.get(name)
+      is_position = parameter is not None and 'PositionEncoding' in str(parameter.hint)
+      is_body = any(i.__name__ == 'Body' for i in getattr(call.part.obj, 'implements', ()))
+      if is_position and is_body and not statement.scope:
+        user = '/'.join((*call.scope, call.part.name))
+        if user not in users.setdefault(statement, []):
+          users[statement].append(user)
+  for statement, names in users.items():
+    if len(names) > 1:
+      yield f'{statement.target} ({statement.place}) sets the positions of {" and ".join(names)}'
+
+
+def _is_used(resolver: Resolver, binding: Binding, allow_overridden: bool = False) -> bool:
+  """Returns whether a statement, or a later one of the same name, sets a parameter of a part in its scope."""
   scope = split_scope(binding.statement.scope)
-  return any(used[: len(scope)] == scope for used in resolver.visited.get(binding.part, ()))
+  own = [used for used in resolver.visited.get(binding.part, ()) if used[: len(scope)] == scope]
+  winner = resolver.bindings.winner(binding)
+  if winner is None or allow_overridden:
+    return bool(own)
+  return any(resolver.bindings.lookup(binding.part, binding.param, used) is winner for used in own)
 
 
 def _unused_problem(resolver: Resolver, binding: Binding, root_name: str) -> str:
@@ -154,6 +184,14 @@ def _unused_problem(resolver: Resolver, binding: Binding, root_name: str) -> str
       param = resolver.default_objects[part.obj]
       note += f'; the default of {param} is already built: bind {param} = @{part.name}()'
     return what + note
+  own = split_scope(statement.scope)
+  others = {
+    resolver.bindings.lookup(part, binding.param, scope)
+    for scope in part_scopes
+    if scope[: len(own)] == own
+  }
+  if by := ', '.join(sorted(f'{other.target} ({other.place})' for other in others if other)):
+    return f'{statement.target} has no effect: every use of {part.name} has its own, {by}'
   names = {'/'.join(scope) for scopes in resolver.visited.values() for scope in scopes if scope}
   guess = did_you_mean(statement.scope, names)
   return f"{what}no {part.name} is used in scope '{statement.scope}'{guess}"

@@ -8,7 +8,13 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.config.bindings import Bindings
-from t2x.config.check import binds_parts, check_unused, check_values, used_before
+from t2x.config.check import (
+  binds_parts,
+  check_unused,
+  check_values,
+  inherited_positions,
+  used_before,
+)
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver, build, calls
@@ -54,7 +60,8 @@ class Config:
   def notes(self) -> list[str]:
     """Returns remarks on a valid config, such as replaced bindings."""
     names = [f'{statement.target} ({statement.place})' for statement in self.replaced]
-    return [f'not used, because their parts were replaced: {", ".join(names)}'] if names else []
+    notes = [f'not used, because their parts were replaced: {", ".join(names)}'] if names else []
+    return [*notes, *inherited_positions(self.root)]
 
   def build(self, hyperparameters: Collection[str] = ()) -> Any:
     """Builds a new object from the config.
@@ -74,6 +81,7 @@ def load(
   base: Config | None = None,
   without: Collection[str] = (),
   folders: Sequence[str] | None = None,
+  overriding: Collection[str] = (),
 ) -> Config:
   """Reads, checks and resolves a config; builds nothing.
 
@@ -87,6 +95,7 @@ def load(
     without: exported names of these modules that configs must not use.
     folders: search folders of the user's modules, besides the working directory; None: the folders of
       the files and those that they name.
+    overriding: those of the files that override scoped bindings of other files, as `overrides` do.
 
   Raises:
     UserError: one line per error, sorted by file and line.
@@ -100,7 +109,7 @@ def load(
   if import_findings and not parsed.findings:
     # Every name of the module is missing: report only the cause.
     raise_findings(import_findings)
-  bindings = Bindings(registry, parsed.statements, complete=complete)
+  bindings = Bindings(registry, parsed.statements, complete=complete, overriding=overriding)
   bindings.findings += parsed.findings + import_findings
   place = _root_place(root, parsed.statements, files)
   value = _root_value(root, bindings, place)
@@ -121,7 +130,9 @@ def load(
         return True
       return False
 
-    check_unused(bindings, resolver, value, root.strip('@%()'), is_exempt)
+    # `t2x.sweeps` reports overridden bindings of variants, with their places.
+    allow = base is not None
+    check_unused(bindings, resolver, value, root.strip('@%()'), is_exempt, allow)
   raise_findings(bindings.findings)
   return Config(tree, parsed.statements, parsed.imports, parsed.files, folders, bindings, replaced)
 

@@ -297,6 +297,7 @@ def _read(name: str, included_at: Place | None, parsed: Parsed, done: set[str], 
 
 def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack: list[str]):
   block: Any = None
+  own: dict[str, Statement] = {}
   for statement in _statements(text):
     place = Place(path, statement.location.line_num)
     if isinstance(statement, config_parser.BlockDeclaration):
@@ -314,7 +315,9 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
           'working directory',
         )
       else:
+        before = len(parsed.statements)
         _read(included, place, parsed, done, stack)
+        _check_lost(parsed, own, before, place)
     elif isinstance(statement, config_parser.ImportStatement):
       parsed.imports.append(
         Import(statement.module, statement.alias, statement.is_from, statement.format(), place)
@@ -326,6 +329,19 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
         Statement(
           statement.scope, statement.selector, statement.arg_name, statement.value, place, named_at
         )
+      )
+      own[parsed.statements[-1].target] = parsed.statements[-1]
+
+
+def _check_lost(parsed: Parsed, own: dict[str, Statement], before: int, include: Place) -> None:
+  """Reports bindings of a file that the file included below them, from statement `before` on, overrides."""
+  for statement in parsed.statements[before:]:
+    earlier = own.pop(statement.target, None)
+    if earlier is not None and earlier.value != statement.value:
+      parsed.error(
+        earlier.place,
+        f'{earlier.target} has no effect: {statement.place} binds it again, which line {include.line} includes; '
+        f'move this binding below that line',
       )
 
 

@@ -160,7 +160,7 @@ def _call_with_experiment(
 
 
 def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:
-  """Refuses bindings of a variant or grid point that are overridden for all parts.
+  """Refuses bindings of a variant or grid point that are overridden, also for some of the parts only.
 
   They override the base, but not the bindings of the sweep file for all trials. A tuned value overrides that of a
   gin file of the variant.
@@ -173,17 +173,28 @@ def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:
       own.append(statement)
   problems = []
   for statement in own:
+    winners = [
+      s for s in used if (s.name, s.param) == (statement.name, statement.param) and s not in own
+    ]
     if statement in used:
-      continue
-    winners = (
-      s for s in config.bindings_used if (s.name, s.param) == (statement.name, statement.param)
-    )
-    by = ', '.join(_describe(s, f'{sweep.file} or --gin') for s in winners)
+      # The value of a scope that the sweep file sets for all trials.
+      winners = [
+        s for s in winners if s.place == config_lib.COMMAND_LINE and _is_within(s, statement)
+      ]
+      if not winners:
+        continue
+    by = ', '.join(sorted(_describe(s, f'{sweep.file} or --gin') for s in winners))
+    part = ' for some parts' if statement in used else ''
     problems.append(
-      f'{_describe(statement)} has no effect' + (f': overridden by {by}' if by else '')
+      f'{_describe(statement)} has no effect{part}' + (f': overridden by {by}' if by else '')
     )
   if problems:
     raise UserError('\n'.join(problems))
+
+
+def _is_within(inner: config_lib.Statement, outer: config_lib.Statement) -> bool:
+  """Returns whether the scope of a statement is within that of another one."""
+  return not outer.scope or inner.scope.startswith(f'{outer.scope}/')
 
 
 def _describe(statement: config_lib.Statement, overrides: str = '') -> str:
@@ -267,7 +278,7 @@ class _Planner:
     self._baseline: Cost | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
-    return read_config(arm.files, (*arm.bindings, *more), base=self.base)
+    return read_config(arm.files, (*arm.bindings, *more), base=self.base, overriding=arm.own_files)
 
   def resolve(self, arm: Arm, adjusted: tuple[str, ...] = ()) -> _Resolved:
     config = self.load(arm, (*adjusted, f'{self.seed}=0'))

@@ -280,7 +280,7 @@ def _tune(sweep: Sweep) -> Tune:
 def _accepts(arm: Arm, name: str, base: config_lib.Config, value: int | float) -> bool:
   at = arm.at(name, value)
   try:
-    read_config(at.files, at.bindings, base=base)
+    read_config(at.files, at.bindings, base=base, overriding=at.own_files)
   except UserError:
     return False
   return True
@@ -297,7 +297,7 @@ def _tuned(
   problems = []
   for arm in sweep.arms():
     try:
-      config = read_config(arm.files, arm.bindings, base=base)
+      config = read_config(arm.files, arm.bindings, base=base, overriding=arm.own_files)
       yield arm, *_own_value(config, tune)
     except UserError as error:
       problems += arm_problems(sweep, arm, error)

@@ -1,12 +1,14 @@
 """The language: scopes, macros, references, includes, overrides and the factories of defaults."""
 
 import functools
+import re
 import subprocess
 import sys
 
 import pytest
 
 from t2x.config import load, trust
+from t2x.experiments import read_config
 from tests.config.conftest import GOOD
 
 
@@ -115,12 +117,12 @@ Model.decoder = @decoder/Stack
 
 
 def test_of_two_overrides_the_more_specific_or_the_later_wins(read):
-  text = GOOD + 'Model.encoder = @encoder/Stack\n'
+  text = GOOD + 'Model.encoder = @encoder/Stack\nModel.decoder = @Stack\n'
   config = read(
     text, 'encoder/Stack.num_layers=5', 'Stack.num_layers=3', 'Model.d_model=1', 'Model.d_model=2'
   )
-  encoder, _ = parts_of(config.build().model)
-  assert encoder.given['num_layers'] == 5
+  encoder, decoder = parts_of(config.build().model)
+  assert (encoder.given['num_layers'], decoder.given['num_layers']) == (5, 3)
   assert block(encoder)['mixer'].given['d_model'] != 1
 
 
@@ -296,3 +298,77 @@ class Root:
   assert whole == f'{file}:2: Root.whole must be a part, not an object: write @Whole, not @Whole()'
   assert act.startswith(f'{file}:3: Layer.act must be a function')
   assert act.endswith(', but @Layer builds a Layer')
+
+
+TWO = GOOD.replace(
+  'Experiment.model = @Model', 'Experiment.model = @a/Model\nExperiment.extra = @b/Model'
+)
+
+
+def test_a_binding_above_an_include_that_binds_it_again_is_an_error(read, errors):
+  text = "MLP.hidden_dim = 32\nMLP.activation = @relu\ninclude 'base.gin'\n"
+  (line,) = errors(text, base=GOOD)
+  assert line == (
+    'x.gin:1: MLP.hidden_dim has no effect: base.gin:5 binds it again, which line 3 includes; move this binding '
+    'below that line'
+  )
+  assert read(text.replace('32', '16'), base=GOOD)
+  nested = "include 'middle.gin'", "MLP.hidden_dim = 32\ninclude 'base.gin'"
+  (line,) = errors(nested[0], middle=nested[1], base=GOOD)
+  assert line.startswith('middle.gin:1: MLP.hidden_dim has no effect')
+  assert (
+    'width has no effect'
+    in errors("width = 8\nExperiment.extra = %width\ninclude 'm.gin'", m=GOOD + 'width = 9')[0]
+  )
+
+
+def test_an_unscoped_binding_that_every_use_overrides_is_an_error(read, errors):
+  scoped = 'a/MLP.hidden_dim = 8\nb/MLP.hidden_dim = 4\n'
+  (line,) = errors(TWO + scoped)
+  assert line == (
+    'x.gin:6: MLP.hidden_dim has no effect: every use of MLP has its own, a/MLP.hidden_dim (x.gin:7), '
+    'b/MLP.hidden_dim (x.gin:8)'
+  )
+  assert read(TWO + 'a/MLP.hidden_dim = 8\n')
+  # A later file may replace it.
+  later = read("include 'base.gin'\n" + scoped, base=TWO)
+  assert later.notes() == [
+    'not used, because their parts were replaced: MLP.hidden_dim (base.gin:6)'
+  ]
+  assert read(TWO + 'a/MLP.hidden_dim = 8\nb/MLP.hidden_dim = 4\n', 'MLP.hidden_dim=2')
+
+
+def test_an_overriding_file_overrides_scoped_bindings_of_other_files(read, tmp_path):
+  text = TWO + 'a/MLP.hidden_dim = 8\n'
+  read(text)
+  (tmp_path / 'own.gin').write_text('MLP.hidden_dim = 2\nb/MLP.hidden_dim = 3\n')
+  files = ['x.gin', 'own.gin']
+  settings = {'registry_modules': ['fake_parts'], 'overriding': ['own.gin']}
+
+  def widths(*overrides):
+    config = load(files, overrides, base=load('x.gin', (), ['fake_parts']), **settings)
+    experiment = config.build()
+    return [
+      block(parts_of(model)[0])['feed_forward'].given['hidden_dim']
+      for model in (experiment.model, experiment.extra)
+    ]
+
+  assert widths() == [2, 3]
+  assert widths('a/MLP.hidden_dim=5') == [5, 3]
+  assert widths('MLP.hidden_dim=6') == [6, 6]
+
+
+def test_positions_that_two_bodies_get_are_noted(tmp_path):
+  path = tmp_path / 'x.gin'
+  path.write_text("include 't2x:models/small_electra.gin'\n")
+  notes = read_config([path]).notes()
+  assert any(
+    re.fullmatch(
+      r'Encoder.encoding \(.*\.gin:\d+\) sets the positions of Encoder and generator/Encoder', note
+    )
+    for note in notes
+  )
+  path.write_text(
+    "include 't2x:models/small_electra.gin'\ngenerator/Encoder.encoding = @Sinusoidal\n"
+  )
+  assert not any('sets the positions' in note for note in read_config([path]).notes())

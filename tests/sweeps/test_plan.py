@@ -266,6 +266,24 @@ def test_a_scoped_binding_of_the_sweep_file_hides_no_variant(plan):
   assert by_variant(made)['wide'].parameters > by_variant(made)['gelu'].parameters
 
 
+def test_a_gin_file_as_a_variant_equals_its_bindings_in_a_mapping(plan, tmp_path):
+  base = '\nExperiment.model = @x/VisionTransformer\nx/MLP.hidden_dim = 16\n'
+  (tmp_path / 'file.gin').write_text('MLP.hidden_dim = 64\n')
+  variants = "{'gelu': {}, 'mapping': {'MLP.hidden_dim': 64}, 'file': 'file.gin'}"
+  made = by_variant(plan('', variants=variants, base=base)[0])
+  assert made['file'].parameters == made['mapping'].parameters > made['gelu'].parameters
+  assert made['file'].identity == made['mapping'].identity
+
+
+def test_a_scoped_binding_of_the_sweep_file_hides_no_part_of_a_variant(plan):
+  base = '\nStack.blocks = [@a/Block, @Block]\nnum_layers = 2\n'
+  variants = "{'gelu': {}, 'wide': {'MLP.hidden_dim': 64}}"
+  with pytest.raises(
+    UserError, match=r'MLP.hidden_dim = 64 has no effect for some parts: overridden by a/MLP'
+  ):
+    plan('\na/MLP.hidden_dim = 16\n', variants=variants, base=base)
+
+
 def test_annotations_decide_which_variants_share_a_program(plan):
   variants = """{
     'gelu': {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.1},
