@@ -1,4 +1,4 @@
-"""Tiny experiments, one of each task, on data made in a temporary folder."""
+"""Tiny experiments, one of each task (some are in tests/helpers/task_experiments.py), on data made in a temporary folder."""
 
 import functools
 import json
@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+import task_experiments
 
 from t2x.cli import main
 
@@ -216,6 +217,7 @@ def data(tmp_path_factory):
   patch = pytest.MonkeyPatch()
   patch.setenv('T2X_CACHE', str(folder / 'cache'))
   write_data(folder / 'data')
+  task_experiments.write_data(folder / 'data')
   yield folder / 'data'
   patch.undo()
 
@@ -226,11 +228,15 @@ def write_experiment(data):
   settings `extra`, and gives its path."""
 
   def write(folder: Path, name: str, extra: str = '') -> Path:
-    text = EXPERIMENTS[name].format(configs=CONFIGS, data=data)
+    if name in EXPERIMENTS:
+      text = EXPERIMENTS[name] + SIZE
+    else:
+      text = task_experiments.EXPERIMENTS[name] + task_experiments.FEW
+    text = text.format(configs=CONFIGS, data=data)
     # Images take a gentler rate: their classifier starts from zero.
     rate = '1e-3' if name == 'image_classification' else '5e-3'
     path = folder / f'{name}.gin'
-    path.write_text(text + SIZE + TRAINER.replace('5e-3', rate))
+    path.write_text(text + TRAINER.replace('5e-3', rate))
     if extra:
       # What another file has bound may be bound again.
       path = path.rename(folder / f'{name}_before.gin')
