@@ -1,35 +1,33 @@
-"""Draws the figure of the README from a study: `python docs/flagship.py` writes docs/images/heads.svg."""
+"""Draws the figure of the README from a study: `python -m docs.flagship` writes docs/images/mask_rate.svg."""
 
 import csv
-import re
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 
+from experiments.verdicts import read_report
+
 ROOT = Path(__file__).parents[1]
-STUDY = ROOT / 'experiments/attention_basics/results/heads'
+STUDY = ROOT / 'experiments/attention_basics/results/mask_rate'
+METRIC = 'at_15/loss'
 
 
 def losses(study: Path = STUDY) -> dict[int, list[float]]:
-  """Returns the losses of all seeds by number of heads."""
+  """Returns the losses of all seeds by mask rate of training, in percent."""
   values: dict[int, list[float]] = {}
   with (study / 'results.csv').open() as file:
     for row in csv.DictReader(file):
-      if row['metric'] == 'loss':
-        values.setdefault(int(row['variant'].removeprefix('heads_')), []).append(
-          float(row['value'])
-        )
+      if row['metric'] == METRIC:
+        values.setdefault(int(row['variant'].removeprefix('rate_')), []).append(float(row['value']))
   return dict(sorted(values.items()))
 
 
 def verdicts(study: Path = STUDY) -> dict[int, str]:
-  """Returns the verdict of each number of heads, as the report has it."""
-  rows = re.findall(r'^\| heads_(\d+) \|(.*)$', (study / 'report.md').read_text(), re.MULTILINE)
-  verdict: dict[int, str] = {}
-  for heads, cells in rows:
-    verdict.setdefault(int(heads), cells.split('|')[2].strip())
-  return verdict
+  """Returns the verdict of the report for each mask rate."""
+  report = read_report(study / 'report.md')
+  rates = {int(c.variant.removeprefix('rate_')): c.verdict for c in report.comparisons}
+  return {int(report.baseline.removeprefix('rate_')): 'baseline'} | rates
 
 
 def draw(target: Path) -> None:
@@ -39,16 +37,16 @@ def draw(target: Path) -> None:
   colors = {'baseline': '#24292f', 'helps': '#1a7f37', 'hurts': '#bc4c00'}
   figure, axes = plt.subplots(figsize=(6.4, 2.6), layout='constrained')
   of = verdicts()
-  for place, (heads, values) in enumerate(losses().items()):
-    color = colors[of[heads]]
+  for place, (rate, values) in enumerate(losses().items()):
+    color = colors[of[rate]]
     mean = sum(values) / len(values)
     axes.plot([place] * len(values), values, 'o', color=color, alpha=0.35, markersize=5)
     axes.plot([place - 0.2, place + 0.2], [mean] * 2, color=color, linewidth=2)
     axes.annotate(
-      of[heads], (place, max(values)), (0, 5), textcoords='offset points', ha='center', color=color
+      of[rate], (place, max(values)), (0, 5), textcoords='offset points', ha='center', color=color
     )
-  axes.set_xticks(range(len(of)), [str(heads) for heads in losses()])
-  axes.set(xlabel='heads, at equal parameters', ylabel='held-out loss (nats per byte)')
+  axes.set_xticks(range(len(of)), [f'{rate} %' for rate in losses()])
+  axes.set(xlabel='bytes masked in training', ylabel='loss with 15 % masked\n(nats per byte)')
   axes.margins(y=0.2)
   axes.spines[['top', 'right']].set_visible(False)
   figure.savefig(target, metadata={'Date': None})
@@ -56,4 +54,4 @@ def draw(target: Path) -> None:
 
 
 if __name__ == '__main__':
-  draw(ROOT / 'docs/images/heads.svg')
+  draw(ROOT / 'docs/images/mask_rate.svg')

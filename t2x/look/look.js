@@ -179,7 +179,7 @@ function attentionSection(one) {
   const picture = html('div', { class: 'figure' });
   const query = html('select', { 'aria-label': 'Query' });
   const seen = html('p', { class: 'caption' });
-  section(capital(one.name), html('p', { class: 'caption' }, `One map per layer (rows): the mean over heads${one.name.startsWith('cross-attention') ? ', which is the alignment,' : ''} and each head (columns). Queries from top to bottom, keys from left to right; colour relative to the maximum of the map.`),
+  section(capital(one.name), html('p', { class: 'caption' }, `One map per layer (rows): the mean over heads${one.name.startsWith('cross-attention') ? ' (an alignment only if it falls on the words, not on an end token or a prefix)' : ''} and each head (columns). Queries from top to bottom, keys from left to right; colour relative to the maximum of the map.`),
     thumbs, name, isImage ? html('div', { class: 'controls' }, html('label', {}, 'Query ', query)) : null,
     html('div', { class: isImage ? 'maps' : '' }, isImage ? html('div', { class: 'map' }, picture, seen) : null, figure),
     html('div', { class: 'controls' }, html('label', {}, 'Statistic ', select)), table);
