@@ -54,6 +54,30 @@ def test_pages_show_the_files(kind, monkeypatch):
   assert len(commands) == 3
 
 
+@pytest.mark.parametrize(
+  ('kind', 'name', 'problem'),
+  [
+    ('part', 'Class', 'Python cannot import class.py, because class is one of its keywords'),
+    ('mixer', 'Lambda', 'Python cannot import lambda.py'),
+    ('part', 'A' * 300, "'AAAAAAAAAAAAAAAAAAAA...' has 300 letters: choose a name of at most 80"),
+  ],
+)
+def test_no_module_is_written_that_python_cannot_import(folder, capsys, kind, name, problem):
+  assert main(['new', kind, name]) == 2
+  assert problem in capsys.readouterr().err
+  assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(folder, capsys, monkeypatch):
+  def fail(**_):
+    raise OSError(30, 'Read-only file system')
+
+  monkeypatch.setattr('t2x.base.files.tempfile.TemporaryFile', fail)
+  assert main(['new', 'part', 'MyGLU']) == 2
+  assert 'the current folder . cannot be written: Read-only file system' in capsys.readouterr().err
+  assert not list(folder.iterdir())
+
+
 def test_no_file_is_replaced(folder, capsys):
   (folder / 'test_my_glu.py').write_text('mine')
   assert main(['new', 'part', 'MyGLU']) == 2

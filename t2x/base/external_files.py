@@ -4,6 +4,7 @@ import abc
 import csv
 import dataclasses
 import json
+import os
 import reprlib
 import stat
 import sys
@@ -34,6 +35,12 @@ def printed(name: str) -> str:
   return name if name.isprintable() else shown(name)
 
 
+def check_regular(path: Path, status: os.stat_result) -> None:
+  """Raises UserError for pipes and devices: opening a pipe waits for a writer, and a device may be endless."""
+  if not stat.S_ISREG(status.st_mode):
+    raise UserError(f'{path} is not a regular file')
+
+
 def read_bytes(path: Path, limit: int = LARGE) -> bytes:
   """Reads a regular file.
 
@@ -42,14 +49,13 @@ def read_bytes(path: Path, limit: int = LARGE) -> bytes:
   """
   try:
     status = path.stat()
-    # Opening a pipe blocks until another process writes, and a device may be endless.
-    if not stat.S_ISREG(status.st_mode):
-      raise UserError(f'{path} is not a regular file')
+    check_regular(path, status)
     if status.st_size > limit:
       raise UserError(f'{path} is larger than {limit:,} bytes, the limit for such files')
     return path.read_bytes()
   except (OSError, ValueError) as error:
-    raise UserError(f'{path}: {getattr(error, "strerror", None) or error}') from error
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'{path} cannot be read: {reason}') from error
 
 
 def read_text(path: Path, limit: int = LARGE) -> str:

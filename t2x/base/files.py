@@ -261,11 +261,13 @@ def find_damage(folder: Path) -> str | None:
   """Compares a folder with its checksums; returns a description of the first damage, or None."""
   try:
     sums = json.loads((folder / CHECKSUMS).read_bytes())
+    if not sums:
+      return f'{CHECKSUMS} lists no files'
     for name, expected in sums.items():
       actual = _checksum(folder / name)
       if actual != expected:
         what = 'wrong CRC-32' if actual[0] == expected[0] else f'{actual[0]} of {expected[0]} bytes'
         return f'{name}: {what}'
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, TypeError, LookupError, RecursionError) as error:
     return str(error) or type(error).__name__
   return None

@@ -6,6 +6,7 @@ Each command is a module with `arguments(parser)` and `run(args)`. It imports ja
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -63,6 +64,8 @@ COMMANDS: dict[str, Any] = {
   'test-part': test_part,
   'completion': completion,
 }
+# Errors of a full disk, a read-only one, and missing permissions, which need no traceback.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 # Commands that run the same programs again and again.
 CACHED = ('train', 'eval', 'generate', 'look', 'sweep')
 
@@ -147,15 +150,23 @@ def _run_command(args: argparse.Namespace) -> int:
     return code
   except UserError as error:
     return _fail(args, error, str(error), error.exit_code)
-  except BrokenPipeError:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
+  except OSError as error:
+    if isinstance(error, BrokenPipeError):
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 1
+    if error.filename is None or error.errno not in _OF_DISKS:
+      return _unexpected(args, error)
+    return _fail(args, error, f'{error.filename}: {error.strerror}', 1)
   except KeyboardInterrupt as error:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
-    log = getattr(args, 'log', None)
-    where = 'use --traceback for details' if log is None else f'{log} has the traceback'
-    return _fail(args, error, f'{error_line(error)} ({where})', 1)
+    return _unexpected(args, error)
+
+
+def _unexpected(args: argparse.Namespace, error: Exception) -> int:
+  log = getattr(args, 'log', None)
+  where = 'use --traceback for details' if log is None else f'{log} has the traceback'
+  return _fail(args, error, f'{error_line(error)} ({where})', 1)
 
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import read_text
 from t2x.cli.options import add_checkpoint, count
+from t2x.cli.prompts import check_text
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
@@ -56,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
   from t2x.base.files import check_folder, check_output_file, output_file, unused_path
   from t2x.look.page import page
 
+  for option in ('prompt', 'target'):
+    if (text := getattr(args, option)) is not None:
+      check_text(f'--{option}', text)
   run_folder = Path(args.run)
   out = Path(args.out) if args.out else unused_path(run_folder / 'look.html')
   read = [Path(args.input)] if args.input else []
@@ -122,10 +127,7 @@ def _text(
     raise UserError(f'{args.run} has no tokenizer, so that it cannot read texts')
   text = args.prompt
   if text is None:
-    try:
-      text = Path(args.input).read_text('utf-8').rstrip('\n')
-    except (OSError, UnicodeDecodeError) as error:
-      raise UserError(f'--input {args.input} cannot be read as UTF-8 text: {error}') from error
+    text = read_text(Path(args.input)).rstrip('\n')
   if not text:
     raise UserError('the text is empty: give one with --prompt or --input')
   if not is_pair:
@@ -220,7 +222,7 @@ def _image(
 ) -> 'Look':
   import numpy as np
 
-  from t2x.data.sources.image_folder import decode_image
+  from t2x.data.sources.image_folder import read_image
   from t2x.data.sources.rewriting import resized_as
   from t2x.look import look_at_boxes, look_at_image
   from t2x.look.inputs import Names
@@ -239,11 +241,8 @@ def _image(
     if 'label' in row:
       facts['label'] = Names(None, classes).label(int(row['label']))
   else:
-    try:
-      image = decode_image(Path(args.input).read_bytes(), channels)
-      row = {'image': resized_as(task.source, image), 'label': 0, 'boxes': [], 'labels': []}
-    except OSError as error:
-      raise UserError(f'--input {args.input} cannot be read: {error.strerror}') from error
+    image = read_image(Path(args.input), channels)
+    row = {'image': resized_as(task.source, image), 'label': 0, 'boxes': [], 'labels': []}
   transform = task.transform(train=False)
   example = row if transform is None else transform(row, np.random.default_rng(0))
   image = example['image']

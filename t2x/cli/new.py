@@ -3,10 +3,13 @@
 import argparse
 import importlib.resources
 import importlib.util
+import keyword
+import os
 import re
 from pathlib import Path
 
 from t2x.base.errors import UserError
+from t2x.base.files import check_folder, output_file
 
 HELP = 'write commented files to start from: a part with its test, a task, or a sweep'
 TAKES_BINDINGS = False
@@ -63,13 +66,19 @@ def run(args: argparse.Namespace) -> int:
   """Writes the files into the current folder and prints the commands that try them."""
   texts, commands = rendered(args.kind, args.name)
   module = file_name(args.name)
+  check_folder('the current folder', Path())
   for name in texts:
-    if Path(name).exists():
+    if os.path.lexists(name):
       raise UserError(f'{name} exists already: choose another name, or move the file')
+  if args.kind != 'sweep' and keyword.iskeyword(module):
+    raise UserError(
+      f'Python cannot import {module}.py, because {module} is one of its keywords: choose another name'
+    )
   if args.kind != 'sweep' and importlib.util.find_spec(module) is not None:
     raise UserError(f'{module}.py would hide the Python module {module}: choose another name')
   for name, text in texts.items():
-    Path(name).write_text(text)
+    with output_file('', Path(name)) as file:
+      file.write(text)
     print(f'wrote {name}')
   print('try:\n' + '\n'.join(f'  {command}' for command in commands))
   return 0
@@ -85,6 +94,8 @@ def rendered(kind: str, name: str) -> tuple[dict[str, str], list[str]]:
   Raises:
     UserError: no class can have this name.
   """
+  if len(name) > 80:
+    raise UserError(f"'{name[:20]}...' has {len(name)} letters: choose a name of at most 80")
   if not re.fullmatch('[A-Za-z][A-Za-z0-9_]*', name) or (kind != 'sweep' and name[0].islower()):
     raise UserError(
       f"'{name}' is not the name of a {'sweep' if kind == 'sweep' else 'class'}: write letters and digits, such as MyName"

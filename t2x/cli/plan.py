@@ -4,12 +4,17 @@ import argparse
 import json
 import os
 import sys
+from typing import Annotated
 
 from t2x.base.errors import UserError
-from t2x.cli.options import add_devices, add_files, add_json, positive
+from t2x.base.ranges import Range
+from t2x.cli.options import add_devices, add_files, add_json, in_range, positive
 
 HELP = 'state the memory, collectives, time and cost of a run on any devices, without running it'
 TAKES_BINDINGS = True
+
+
+_tokens = in_range(Annotated[float, Range('1 <= x <= 1e18')])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--kind', metavar='KIND', help='accelerator: v5e, v5p, v6e, a100, h100, h200, b200, ...'
   )
   parser.add_argument(
-    '--tokens', type=positive, metavar='N', help='tokens of the run (default: those of its steps)'
+    '--tokens', type=_tokens, metavar='N', help='tokens of the run (default: those of its steps)'
   )
   parser.add_argument('--price', type=positive, metavar='PRICE', help='price of a device-hour')
   parser.add_argument(

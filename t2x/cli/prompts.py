@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import read_bytes
 
 # (place for error messages, text)
 Prompt = tuple[str, str]
@@ -16,7 +17,7 @@ def prompts_from_texts(texts: Sequence[str]) -> list[Prompt]:
   Raises:
     UserError: a text is not valid Unicode.
   """
-  return [_validate(f'--prompt {number}', text) for number, text in enumerate(texts, 1)]
+  return [check_text(f'--prompt {number}', text) for number, text in enumerate(texts, 1)]
 
 
 def read_prompts(path: str) -> list[Prompt]:
@@ -27,10 +28,7 @@ def read_prompts(path: str) -> list[Prompt]:
   Raises:
     UserError: the file cannot be read, has no lines, or a line has no prompt.
   """
-  try:
-    content = Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
-  except OSError as error:
-    raise UserError(f'cannot read {path}: {error.strerror}') from error
+  content = read_bytes(Path(path)).removeprefix(b'\xef\xbb\xbf')
   lines = content.split(b'\n')
   if not lines[-1].strip():
     lines.pop()
@@ -48,10 +46,11 @@ def _parse_prompt(where: str, line: bytes) -> Prompt:
     raise UserError(f'{where}: not JSON ({error}): write {{"prompt": "..."}}') from error
   if not isinstance(value, dict) or not isinstance(value.get('prompt'), str):
     raise UserError(f'{where}: not a JSON object with a string under "prompt"')
-  return _validate(where, value['prompt'])
+  return check_text(where, value['prompt'])
 
 
-def _validate(where: str, text: str) -> Prompt:
+def check_text(where: str, text: str) -> Prompt:
+  """Returns a text with its place; raises UserError if it is not valid Unicode."""
   try:
     text.encode()
   except UnicodeEncodeError as error:

@@ -50,13 +50,17 @@ class PrepareBoxes:
       rng: draws the crop and the flip.
 
     Raises:
-      UserError: a label is no class, or an image has more than num_boxes objects.
+      UserError: a label is no class, a box is invalid or outside of its image, or an image has more than num_boxes objects.
     """
     image = np.asarray(row['image'])
     image = image[..., None] if image.ndim == 2 else image
     boxes, labels, crowd = objects_of(row, self.num_classes)
     height, width, _ = image.shape
     part = Box(0, 0, width, height)
+    for box in boxes[~_is_near(boxes, width, height)]:
+      raise UserError(
+        f'an object has the box {box.tolist()}, [left, top, width, height], outside its image of {width} x {height} pixels'
+      )
     if self.crop is not None:
       part = self.crop.box(height, width, self.height, self.width, rng)
     if self.crop is not None or (height, width) != (self.height, self.width):
@@ -92,7 +96,7 @@ def objects_of(
   """Returns left, top, width and height of the boxes of an example in pixels, their labels, and which are groups.
 
   Raises:
-    UserError: a label is no class, or the numbers of boxes and labels differ.
+    UserError: a label is no class, a box has an invalid side, or the numbers of boxes and labels differ.
   """
   boxes = np.asarray(row['boxes'], np.float32).reshape(-1, 4)
   labels = np.asarray(row['labels'], np.int64).reshape(-1)
@@ -101,6 +105,8 @@ def objects_of(
     raise UserError(
       f'an image has {len(boxes)} boxes, {len(labels)} labels and {len(crowd)} values of crowd: give one for each box'
     )
+  for box in boxes[~(np.isfinite(boxes).all(axis=1) & (boxes[:, 2:] >= 0).all(axis=1))]:
+    raise UserError(f'an object has the box {box.tolist()}: sides must be finite and not negative')
   for label in labels:
     if not 0 <= label < num_classes:
       raise UserError(
@@ -108,6 +114,14 @@ def objects_of(
         'Detection.num_classes to the number of classes of the data'
       )
   return boxes, labels, crowd
+
+
+def _is_near(
+  boxes: Float32[np.ndarray, 'objects 4'], width: int, height: int
+) -> Bool[np.ndarray, ' objects']:
+  """Returns which boxes are within an image, or at most a pixel outside, which may be due to rounding."""
+  ends = boxes[:, :2] + boxes[:, 2:]
+  return (boxes[:, :2] >= -1).all(axis=1) & (ends <= [width + 1, height + 1]).all(axis=1)
 
 
 def _within(

@@ -14,7 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import ImageFit, Tokenizer
 from t2x.data.images import fix_statistics, normalise, random_crop
-from t2x.data.sources.image_folder import decode_image
+from t2x.data.sources.image_folder import read_image
 from t2x.layers import InputKind, Tokens
 from t2x.tasks.text import check_shapes
 from t2x.tasks.translation import SourceTargetTask, TargetText
@@ -86,7 +86,7 @@ class ImageModality(Modality):
     return None
 
   def read(self, path):
-    return decode_image(path.read_bytes(), self.shape[-1])
+    return read_image(path, self.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -132,6 +132,10 @@ class PrepareTranscription(PrepareCaption):
           f"Transcription.prompt has '{name}', but a recording has no field {error}: set it with "
           f'Transcription.defaults = {{{error}: ...}}'
         ) from error
+      except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise UserError(
+          f"Transcription.prompt has '{name}', whose braces name no field ({error}): write {{NAME}}, or {{{{ for a brace"
+        ) from error
 
   def _text_ids(self, row: Mapping[str, Any]) -> list[int]:
     """Returns the ids of the text; with timestamps, each of its words stands between that of its start and of its end."""

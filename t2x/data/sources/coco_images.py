@@ -2,18 +2,19 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from t2x.base.errors import UserError, first_line
-from t2x.base.external_files import read_json
+from t2x.base.errors import UserError
+from t2x.base.external_files import read_json, shown
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, ClassSource, FileBacked
 from t2x.data.sources.digests import content_digest, digest_of
 from t2x.data.sources.file_source import LocalSource
-from t2x.data.sources.image_folder import SAMPLED, decode_image
+from t2x.data.sources.image_folder import SAMPLED, read_image
 from t2x.data.sources.subset import spread
 
 __all__ = ['CocoImages']
@@ -102,11 +103,7 @@ class CocoExamples(BulkExamples):
     for i in indices:
       fields = dict(self.images[i])
       path = self.folder / fields.pop('file_name')
-      try:
-        image = decode_image(path.read_bytes(), self.channels)
-      except (OSError, UserError) as error:
-        raise UserError(f'{path} cannot be read: {first_line(error)}') from error
-      yield {'image': image, **fields}
+      yield {'image': read_image(path, self.channels), **fields}
 
 
 @functools.lru_cache(maxsize=4)
@@ -132,19 +129,46 @@ def _examples(
   path: Path, data: Mapping[str, Any], labels: Mapping[int, int]
 ) -> list[dict[str, Any]]:
   """Returns file name, boxes, labels and crowd of each image, by id."""
-  empty = ('boxes', 'labels', 'crowd')
+  images: dict[int, dict[str, Any]] = {}
+  sizes: dict[int, tuple[float, float]] = {}
+  where = 'images'
   try:
-    images = {
-      image['id']: {'file_name': image['file_name'], **{name: [] for name in empty}}
-      for image in sorted(data['images'], key=lambda image: image['id'])
-    }
-    for item in data['annotations']:
+    for image in sorted(data['images'], key=lambda image: image['id']):
+      number, name = image['id'], image['file_name']
+      where = f'image {shown(number)}'
+      if number in images:
+        raise UserError('another image has the same id')
+      if not isinstance(name, str) or not name.isprintable() or not name:
+        raise UserError(f'its file_name is {shown(name)}, not the name of a file')
+      images[number] = {'file_name': name, 'boxes': [], 'labels': [], 'crowd': []}
+      sizes[number] = image.get('width', math.inf), image.get('height', math.inf)
+    for place, item in enumerate(data['annotations']):
+      where = f'annotation {shown(item["id"]) if "id" in item else f"at place {place}"}'
       image = images[item['image_id']]
-      image['boxes'].append([float(side) for side in item['bbox']])
+      image['boxes'].append(_box(item['bbox'], *sizes[item['image_id']]))
       image['labels'].append(labels[item['category_id']])
+      if item.get('iscrowd', 0) not in (0, 1):
+        raise UserError(f'its iscrowd is {shown(item["iscrowd"])}, not 0 or 1')
       image['crowd'].append(bool(item.get('iscrowd', 0)))
-  except (KeyError, TypeError, ValueError) as error:
+  except UserError as error:
+    raise UserError(f'{path}: {where}: {error}') from error
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise UserError(
-      f'{path} lacks a field, or an image or a category of an annotation: {error!r} is missing or invalid'
+      f'{path}: {where} lacks a field, or its image or category: {error!r} is missing or invalid'
     ) from error
   return list(images.values())
+
+
+def _box(values: Any, width: float, height: float) -> list[float]:
+  """Checks a box against the size of its image; a pixel beyond the edges may be due to rounding."""
+  is_list = isinstance(values, list) and len(values) == 4
+  if not is_list or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+    raise UserError(f'its bbox is {shown(values)}, not [left, top, width, height]')
+  left, top, *sides = box = [float(value) for value in values]
+  if not all(map(math.isfinite, box)) or min(sides) < 0:
+    raise UserError(f'its bbox is {shown(values)}: sides must be finite and not negative')
+  if left < -1 or top < -1 or left + sides[0] > width + 1 or top + sides[1] > height + 1:
+    raise UserError(
+      f'its bbox {shown(values)}, [left, top, width, height], is not within its image of {width} x {height} pixels'
+    )
+  return box

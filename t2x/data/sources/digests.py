@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import check_regular
 from t2x.base.files import write_atomically
 from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, is_former
 from t2x.data.sources.base import FileBacked, Source, with_progress
@@ -34,8 +35,8 @@ def reading(path: Path) -> Iterator[None]:
   """Converts errors of reading a file to UserErrors."""
   try:
     yield
-  except OSError as error:
-    raise UserError(f'{path} cannot be read: {error.strerror}') from error
+  except (OSError, ValueError) as error:  # ValueError: the path has a null character.
+    raise UserError(f'{path} cannot be read: {getattr(error, "strerror", error)}') from error
 
 
 def content_digest(path: Path) -> bytes:
@@ -46,6 +47,7 @@ def content_digest(path: Path) -> bytes:
   """
   with reading(path):
     status = path.stat()
+    check_regular(path, status)
     if status.st_size <= WHOLE:
       return bytes.fromhex(_hash(path))
     if is_former():

@@ -94,6 +94,8 @@ class FileSource(LocalSource, FileBacked):
     # An existing path that contains brackets is not a pattern.
     matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
     paths = [path for path in map(Path, matches) if path.is_file()]
+    if not paths and matches and not Path(pattern).is_dir():
+      raise UserError(f"{setting} = '{pattern}' is not a regular file")
     if not paths and Path(pattern).is_dir():
       raise UserError(
         f"{setting} = '{pattern}' is a folder: set a pattern such as "

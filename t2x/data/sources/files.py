@@ -200,4 +200,8 @@ class CSV(TextSource):
       header = next(filter(None, csv_rows(lines, self.delimiter)))
     if repeated := sorted({name for name in header if header.count(name) > 1}):
       raise UserError(f'{file.path}: the header repeats {", ".join(map(repr, repeated))}')
+    if '' in header:
+      raise UserError(
+        f'{file.path}: column {header.index("") + 1} of the header has no name: give it one'
+      )
     return header

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import read_bytes
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import (
@@ -19,7 +20,7 @@ from t2x.data.sources.base import (
   require_split,
   select,
 )
-from t2x.data.sources.digests import digest_of, reading
+from t2x.data.sources.digests import digest_of
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
 
@@ -153,8 +154,7 @@ class HubExamples(BulkExamples):
   def _image(self, value: Mapping[str, Any] | None) -> Any:
     if value is None:
       raise UserError('the image is missing')
-    with reading(value['path']):
-      data = value['bytes'] or Path(value['path']).read_bytes()
+    data = value['bytes'] or read_bytes(Path(value['path']))
     return decode_image(data, self.source.channels or 3)
 
   @property

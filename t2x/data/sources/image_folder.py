@@ -1,11 +1,12 @@
 """Photographs and other images in one folder per class."""
 
 import bisect
+import contextlib
 import dataclasses
 import io
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +14,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t2x.base.errors import UserError, first_line
-from t2x.base.external_files import read_json
+from t2x.base.external_files import read_bytes, read_json
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, ClassSource
-from t2x.data.sources.digests import digest_of
+from t2x.data.sources.digests import digest_of, reading
 from t2x.data.sources.file_source import LocalSource
 from t2x.data.sources.subset import spread
 
@@ -112,12 +113,7 @@ class FolderImages(BulkExamples):
 
   def read(self, indices):
     for i in indices:
-      path = self.path(i)
-      try:
-        image = decode_image(path.read_bytes(), self.channels)
-      except (OSError, UserError) as error:
-        raise UserError(f'{path} cannot be read: {first_line(error)}') from error
-      yield {'image': image, 'label': self._label(i)}
+      yield {'image': read_image(self.path(i), self.channels), 'label': self._label(i)}
 
   def path(self, i: int) -> Path:
     """Returns the path of an image."""
@@ -144,9 +140,13 @@ def _named_labels(path: Path) -> list[str]:
 
 
 def _class_names(folder: Path) -> list[str]:
-  with os.scandir(folder) as entries:
+  with reading(folder), os.scandir(folder) as entries:
     visible = [entry for entry in entries if not entry.name.startswith('.')]
-  names = sorted(entry.name for entry in visible if entry.is_dir())
+  names = list[str]()
+  for entry in visible:
+    with reading(Path(entry.path)):
+      names += [entry.name] if entry.is_dir() else []
+  names.sort()
   outside = [e.name for e in visible if e.is_file() and e.name.lower().endswith(EXTENSIONS)]
   if outside or not names:
     problem = f'the image {min(outside)} in no class' if outside else 'no folders of classes'
@@ -156,7 +156,7 @@ def _class_names(folder: Path) -> list[str]:
 
 def _image_names(folder: Path) -> np.ndarray:
   """Returns the sorted names of the images in a folder of a class."""
-  with os.scandir(folder) as entries:
+  with reading(folder), os.scandir(folder) as entries:
     names = sorted(os.fsencode(e.name) for e in entries if not e.name.startswith('.'))
   extensions = tuple(map(str.encode, EXTENSIONS))
   for name in names:
@@ -168,6 +168,19 @@ def _image_names(folder: Path) -> np.ndarray:
     raise UserError(f'{folder} has no images: remove this class')
   # Fixed-width bytes take less memory than a list of str.
   return np.array(names)
+
+
+def read_image(path: Path, channels: int) -> UInt8[np.ndarray, 'height width channels']:
+  """Reads an image file; see `decode_image`.
+
+  Raises:
+    UserError: it is no regular file, cannot be read, or is no image of 8 bits per channel.
+  """
+  data = read_bytes(path)
+  try:
+    return decode_image(data, channels)
+  except UserError as error:
+    raise UserError(f'{path} cannot be read: {error}') from error
 
 
 def decode_image(data: bytes, channels: int) -> UInt8[np.ndarray, 'height width channels']:
@@ -182,12 +195,20 @@ def decode_image(data: bytes, channels: int) -> UInt8[np.ndarray, 'height width 
   """
   from PIL import Image, ImageOps
 
+  with decoding(), Image.open(io.BytesIO(data)) as file:
+    image: Any = ImageOps.exif_transpose(file)
+    if image.mode.startswith(('I', 'F')):
+      raise UserError(f'its mode {image.mode} has more than 8 bits per channel: convert it')
+    array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))
+  return array if channels == 3 else array[..., None]
+
+
+@contextlib.contextmanager
+def decoding() -> Iterator[None]:
+  """Converts errors of Pillow to UserErrors, of images that are too large when decompressed too."""
+  from PIL import Image
+
   try:
-    with Image.open(io.BytesIO(data)) as file:
-      image: Any = ImageOps.exif_transpose(file)
-      if image.mode.startswith(('I', 'F')):
-        raise UserError(f'its mode {image.mode} has more than 8 bits per channel: convert it')
-      array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))
+    yield
   except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
     raise UserError(f'no image, or a damaged one ({first_line(error)})') from error
-  return array if channels == 3 else array[..., None]

@@ -4,18 +4,18 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
-from t2x.base.errors import UserError, first_line
+from t2x.base.errors import UserError
+from t2x.base.external_files import read_bytes
 from t2x.base.ranges import Natural, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.file_source import LocalSource
-from t2x.data.sources.image_folder import EXTENSIONS, SAMPLED, decode_image
+from t2x.data.sources.image_folder import EXTENSIONS, SAMPLED, decoding, read_image
 from t2x.data.sources.subset import spread
 
 __all__ = ['MaskFolder']
@@ -97,20 +97,18 @@ class FolderMasks(BulkExamples):
   def read(self, indices):
     for i in indices:
       image, mask = self.pairs[i]
-      yield {'image': _decoded(image, lambda data: decode_image(data, 3)), 'mask': self._mask(mask)}
+      yield {'image': read_image(image, 3), 'mask': self._mask(mask)}
 
   def _mask(self, path: Path) -> Integer[np.ndarray, 'height width']:
-    mask = _decoded(path, _numbers).astype(np.int32)
+    data = read_bytes(path)
+    try:
+      with decoding():
+        mask = _numbers(data).astype(np.int32)
+    except UserError as error:
+      raise UserError(f'{path} cannot be read: {error}') from error
     if self.void is None:
       return mask
     return np.where(mask == self.void, 255, mask - (mask > self.void))
-
-
-def _decoded(path: Path, decode: Any) -> np.ndarray:
-  try:
-    return decode(path.read_bytes())
-  except (OSError, UserError) as error:
-    raise UserError(f'{path} cannot be read: {first_line(error)}') from error
 
 
 def _numbers(data: bytes) -> np.ndarray:

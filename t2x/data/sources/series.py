@@ -1,15 +1,16 @@
 """Time series with splits by time: the interface of their sources, and CSV files."""
 
 import abc
-import csv
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import csv_rows, read_text
 from t2x.base.ranges import Size, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import FileBacked, Source, require_split
@@ -17,6 +18,10 @@ from t2x.data.sources.digests import digest_of
 from t2x.data.sources.held_out import SPLITS
 
 __all__ = ['SeriesFile', 'SeriesSource', 'regular']
+
+# Maximum size of a file in bytes, and number of values of a series.
+LIMIT = 1 << 31
+MOST = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,10 @@ def regular(times: np.ndarray, values: np.ndarray, minutes: int) -> tuple[np.nda
   steps, rest = np.divmod((times - times[0]).astype(np.int64), minutes)
   if rest.any() or (np.diff(steps) <= 0).any():
     raise UserError(f'times of a series must increase by multiples of {minutes} minutes')
+  if steps[-1] >= MOST:
+    raise UserError(
+      f'the times {times[0]} to {times[-1]} span {steps[-1] + 1:,} intervals of {minutes} minutes, more than {MOST:,}'
+    )
   filled = np.full((steps[-1] + 1, values.shape[1]), np.nan, np.float32)
   filled[steps] = values
   return times[0] + np.arange(len(filled)) * np.timedelta64(minutes, 'm'), filled
@@ -119,6 +128,12 @@ class SeriesFile(SeriesSource, FileBacked):
   minutes: Size
   rows: tuple[Size, Size, Size]
 
+  def __post_init__(self):
+    if not self.columns or len({self.time, *self.columns}) <= len(self.columns):
+      raise UserError(
+        f'SeriesFile.columns = {list(self.columns)}: must name at least one column, each once, and not {self.time}'
+      )
+
   @property
   def channels(self) -> Sequence[str]:
     return self.columns
@@ -139,7 +154,13 @@ class SeriesFile(SeriesSource, FileBacked):
     """
     [path] = self.files()
     times, values = read_columns(path, self.time, self.columns)
-    times, values = regular(times, values, self.minutes)
+    for name, column in zip(self.columns, values.T, strict=True):
+      if np.isnan(column).all():
+        raise UserError(f"{path}: the column '{name}' has no value")
+    try:
+      times, values = regular(times, values, self.minutes)
+    except UserError as error:
+      raise UserError(f'{path}: {error}') from error
     first, second, third = np.cumsum(self.rows).tolist()
     if third > len(times):
       raise UserError(f'{path} has {len(times)} values, but SeriesFile.rows needs {third}')
@@ -158,22 +179,46 @@ def read_columns(
     time: the column of times, in ISO format; a final Z (UTC) is ignored.
     columns: the columns of values.
     where: values of columns that select rows.
+
+  Raises:
+    UserError: the file cannot be read, or a row is invalid: the message has its line.
   """
-  where = where or {}
-  try:
-    with path.open(encoding='utf-8', newline='') as file:
-      reader = csv.DictReader(file)
-      rows = [row for row in reader if all(row[name] == value for name, value in where.items())]
-    times = np.array([row[time].removesuffix('Z') for row in rows], 'datetime64[m]')
-    values = [[_number(row[name]) for name in columns] for row in rows]
-  except KeyError as error:
-    raise UserError(f'{path} has no column {error}') from error
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path} cannot be read: {error}') from error
-  if not rows:
+  where, needed = where or {}, [time, *columns, *(where or {})]
+  times, values = list[np.datetime64](), list[list[float]]()
+  lines = io.StringIO(read_text(path, LIMIT), newline='')
+  line = 0
+
+  def counted() -> Iterator[str]:
+    nonlocal line
+    for text in lines:
+      line += 1
+      yield text
+
+  rows = csv_rows(counted(), where=lambda: f'{path}:{line}: ')
+  header = [name.strip('\ufeff') for name in next(rows, [])]
+  for name in needed:
+    if header.count(name) != 1:
+      problem = 'no column' if name not in header else 'several columns'
+      raise UserError(f"{path} has {problem} '{name}'")
+  for row in rows:
+    if not row:
+      continue
+    try:
+      if len(row) != len(header):
+        raise UserError(f'{len(row)} columns, but the header has {len(header)}')
+      cells = dict(zip(header, row, strict=True))
+      if all(cells[name] == value for name, value in where.items()):
+        times.append(np.datetime64(cells[time].removesuffix('Z') or 'none', 'm'))
+        values.append([_number(name, cells[name]) for name in columns])
+    except (UserError, ValueError) as error:
+      raise UserError(f'{path}:{line}: {error}') from error
+  if not times:
     raise UserError(f'{path} has no rows')
-  return times, np.array(values, np.float32)
+  return np.array(times, 'datetime64[m]'), np.array(values, np.float32)
 
 
-def _number(text: str) -> float:
-  return float('nan') if text in ('', 'NA') else float(text)
+def _number(name: str, text: str) -> float:
+  value = float('nan') if text in ('', 'NA') else float(text)
+  if abs(value) > np.finfo(np.float32).max:
+    raise UserError(f"the column '{name}' has {text}, which is no finite number in float32")
+  return value

@@ -59,7 +59,7 @@ def test_the_fingerprint_reads_annotations_and_images(source, tmp_path):
 def test_mistakes_name_the_file(source):
   with pytest.raises(UserError, match=r"json has no list 'categories'"):
     source({'images': [], 'annotations': []}).load('train')
-  with pytest.raises(UserError, match=r'json lacks a field, or an image'):
+  with pytest.raises(UserError, match=r'json: annotation 2 lacks a field, or its image'):
     source({**DATA, 'categories': DATA['categories'][:1]}).load('train')
   with pytest.raises(UserError, match=r'c.png cannot be read'):
     source({**DATA, 'images': [{'id': 7, 'file_name': 'c.png'}]}).load('train')[0]

