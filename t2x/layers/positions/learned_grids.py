@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
+from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
 from t2x.layers.parameters import Initializer, param
@@ -67,7 +68,8 @@ class LearnedGrid(PositionEncoding):
     is_video = tokens.grid is not None and len(tokens.grid) == 3
     axes = 3 if is_video else len(self.sides)
     grid = grid_sides(x, tokens, num_extra + num_plain, 'LearnedGrid', axes)
-    table, own = self.table[...], grid[-len(self.sides) :]
+    # Gathered first: the compiler cannot go from features that fsdp splits to tokens that context splits.
+    table, own = constrain(self.table[...], None, 'embed'), grid[-len(self.sides) :]
     if own != self.sides:
       table = resize_grid(table, self.sides, own, num_extra, self.interpolation)
     if own != grid:
