@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.one_cpu import is_plain
+from t2x.models.ranks import exceeds
 
 # Name -> (weighted sum, total weight). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
@@ -41,12 +42,12 @@ def classification_sums(
       normaliser close to 1 (PaLM, https://arxiv.org/abs/2204.02311, section 5).
 
   Returns:
-    `loss` and `accuracy`; with `z_loss` also `z_loss`, its contribution to the loss. Only the sum of `loss`
-    has a gradient.
+    `loss` and `accuracy`, in which ties and NaN are wrong; with `z_loss` also `z_loss`, its contribution to the loss.
+    Only the sum of `loss` has a gradient.
   """
   total = weights.sum()
   losses, normaliser, picked = _losses(logits, labels, smoothing)
-  correct = _is_argmax(logits, labels, picked) * weights
+  correct = _is_largest(logits, labels, picked) * weights
   sums = {'loss': ((losses * weights).sum(), total), 'accuracy': (correct.sum(), total)}
   if z_loss != 0.0:
     added = (scalar(z_loss) * jnp.square(normaliser) * weights).sum()
@@ -57,15 +58,14 @@ def classification_sums(
   return sums
 
 
-def _is_argmax(
+def _is_largest(
   logits: Float[Array, '*batch classes'],
   labels: Int[Array, '*batch'],
   picked: Float[Array, '*batch'],
 ) -> Bool[Array, '*batch']:
-  """Returns `argmax(logits) == labels` by comparing with the label's logit: argmax is not vectorised on CPUs."""
-  label, value = labels[..., None], picked[..., None]
-  index = jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1)
-  return jnp.all((value > logits) | ((value == logits) & (label <= index)), axis=-1)
+  """Returns `choice(logits) == labels` by comparing with the label's logit: argmax is not vectorised on CPUs."""
+  index = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
+  return jnp.all(exceeds(picked, logits) | (index == labels[..., None]), axis=-1)
 
 
 def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array, Array]:

@@ -17,6 +17,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative, Size
 from t2x.data import Tokenizer
 from t2x.data.sources.subset import spread
+from t2x.models.ranks import ROUNDING, choice
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
@@ -142,10 +143,10 @@ class AlignmentAgreement(TaskEvaluator):
         sources, of_source = sides[0](row['source'][source])
         targets, of_target = sides[1](row['target'][target])
         attention = of_target @ weights[np.ix_(target, source)] @ of_source.T
-        best = attention.argmax(axis=1)[:, None]
+        best = choice(attention, ROUNDING)[:, None]
         # The last token is eos.
         for name, agrees in self._agreements(dictionary, sources, targets).items():
-          hits = np.take_along_axis(agrees, best, axis=1)[:, 0]
+          hits = np.take_along_axis(agrees, best, axis=1)[:, 0] & (best[:, 0] >= 0)
           values.setdefault(name, []).append(hits[:-1])
           values.setdefault(f'chance_{name}', []).append(agrees.mean(axis=1)[:-1])
     columns = {name: np.concatenate(arrays) for name, arrays in values.items()}

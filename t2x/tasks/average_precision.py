@@ -13,6 +13,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.boxes import objects_of
 from t2x.data.sources.subset import spread
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.detection import Detection
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
@@ -25,7 +26,7 @@ class Detected(NamedTuple):
 
   Attributes:
     boxes: left, top, width and height in pixels, [queries, 4].
-    labels: class of each, [queries].
+    labels: class of each, [queries]; -1 if several are the likeliest.
     scores: probability of that class, [queries].
   """
 
@@ -39,7 +40,7 @@ class AveragePrecision(TaskEvaluator):
   """Computes the average precision of the boxes that a detector predicts, as COCO does, with pycocotools.
 
   Metrics: ap (mean over overlaps from 0.5 to 0.95), ap50 and ap75, as shares. Groups (`crowd`) are ignored. Each query predicts its
-  most probable class of objects. A class without objects in the split is left out.
+  most probable class of objects; queries with equal probabilities or NaN predict nothing. A class without objects in the split is left out.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (Detection,)
@@ -68,7 +69,7 @@ def predicted(model: Any, batch: Mapping[str, Any]) -> Detected:
   heads = model(batch['image']).heads
   probabilities = jax.nn.softmax(heads['classes'][:, -1].astype(jnp.float32), axis=-1)[..., :-1]
   boxes = heads['boxes'][:, -1].astype(jnp.float32)
-  return Detected(boxes, probabilities.argmax(axis=-1), probabilities.max(axis=-1))
+  return Detected(boxes, choice(probabilities), probabilities.max(axis=-1))
 
 
 def in_pixels(found: Detected, shape: Sequence[int]) -> Detected:
@@ -98,7 +99,9 @@ def average_precision(
     for box, label, group in zip(boxes, labels, crowd, strict=True):
       objects.append(_annotation(image, box, label, iscrowd=int(group)))
     for box, label, score in zip(*detected, strict=True):
-      predictions.append(_annotation(image, box, label, iscrowd=0, score=float(score)))
+      # NaN overlaps with everything in pycocotools.
+      if label >= 0 and np.isfinite(box).all():
+        predictions.append(_annotation(image, box, label, iscrowd=0, score=float(score)))
 
   def index(annotations):
     # An id of 0 would count as no match.

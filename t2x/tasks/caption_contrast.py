@@ -16,6 +16,7 @@ from t2x.data import Tokenizer
 from t2x.data.plans import padded
 from t2x.data.sources.base import class_names
 from t2x.layers import Tokens
+from t2x.models.ranks import ROUNDING, rank
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Modality
 from t2x.tasks.contrastive import PairTask
@@ -204,7 +205,7 @@ class ZeroShot(TaskEvaluator):
   """Classifies sources by the descriptions of classes of `CaptionContrast`, without training on labels.
 
   Examples have a `label`, the number or the name of a class. Metrics: accuracy and, with more than five classes,
-  top_5_accuracy.
+  top_5_accuracy. Classes with the same score, or NaN, rank before the class of the example.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (CaptionContrast,)
@@ -221,15 +222,16 @@ class ZeroShot(TaskEvaluator):
     assert isinstance(task, CaptionContrast)
     names, examples = list(task.named_classes()), list(self._examples(task))
     labels = np.array([_number(example, names) for example in examples])
-    logits = task.class_logits(
-      evaluated.model(), (example['source'] for example in examples), evaluated.watched
-    )
-    own = np.take_along_axis(logits, labels[:, None], axis=1)
-    above = (logits > own).sum(axis=1)
-    right = (above < 1).astype(float)
+    model = evaluated.model()
+    sources = (example['source'] for example in examples)
+    logits = task.class_logits(model, sources, evaluated.watched)
+    own = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    others = np.arange(len(names)) != labels[:, None]
+    ranks = rank(own, logits, others, ROUNDING * float(model.factor))
+    right = (ranks == 1).astype(float)
     metrics = {'examples': float(len(examples)), 'accuracy': float(right.mean())}
     if len(names) > 5:
-      metrics['top_5_accuracy'] = float(np.mean(above < 5))
+      metrics['top_5_accuracy'] = float(np.mean(ranks <= 5))
     return Evaluation(metrics, examples={'accuracy': right})
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from t2x.data.sources.subset import spread
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.sequence_classification import SequenceClassification
@@ -20,7 +21,8 @@ class ClassScores(TaskEvaluator):
   predicted and true classes (Gorodkin 2004 for more than two).
 
   As in scikit-learn, the F1 of a class that is neither predicted nor a label is left out of macro_f1 and 0 as f1, and
-  matthews is 0 if all predictions or all labels are one class.
+  matthews is 0 if all predictions or all labels are one class. No class is predicted if several are the likeliest, or a logit is
+  NaN.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (SequenceClassification,)
@@ -32,11 +34,12 @@ class ClassScores(TaskEvaluator):
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     outputs = evaluated.predict(
       [rows[i] for i in indices],
-      lambda model, batch: task.predictions(model, batch, None)[0].argmax(axis=-1),
+      lambda model, batch: choice(task.predictions(model, batch, None)[0]),
     )
     pairs = [(int(output), int(row['label'])) for row, output in outputs]
     predicted, labels = np.array(pairs, int).reshape(-1, 2).T
-    counts = np.zeros((task.num_classes, task.num_classes), int)
+    # The last column is that of no class, -1.
+    counts = np.zeros((task.num_classes, task.num_classes + 1), int)
     np.add.at(counts, (labels, predicted), 1)
     right = (predicted == labels).astype(float)
     return Evaluation(
@@ -45,9 +48,9 @@ class ClassScores(TaskEvaluator):
 
 
 def scores(counts: Int[np.ndarray, 'labels predicted']) -> dict[str, float]:
-  """Returns the scores of a confusion matrix: the number of examples by label and prediction."""
+  """Returns the scores of a confusion matrix: the number of examples by label and prediction; a further column is no class."""
   hits, labels, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
-  number, occurrences = counts.sum(), labels + predicted
+  number, occurrences = counts.sum(), labels + predicted[: len(labels)]
   f1: Float[np.ndarray, ' classes'] = 2 * hits / np.maximum(occurrences, 1)
   occurring = f1[occurrences > 0]
   metrics = {
@@ -62,4 +65,6 @@ def _matthews(counts: Int[np.ndarray, 'labels predicted']) -> float:
   labels, predicted = (counts.sum(axis=axis).astype(float) for axis in (1, 0))
   number, hits = labels.sum(), float(counts.trace())
   spreads = (number**2 - labels @ labels) * (number**2 - predicted @ predicted)
-  return float((number * hits - labels @ predicted) / spreads**0.5) if spreads else 0.0
+  return (
+    float((number * hits - labels @ predicted[: len(labels)]) / spreads**0.5) if spreads else 0.0
+  )

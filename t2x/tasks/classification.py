@@ -12,6 +12,7 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.data import check_label, label_values
 from t2x.data.sources.base import class_names
 from t2x.models.losses import classification_sums
+from t2x.models.ranks import rank
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.losses import ClassLoss
@@ -118,6 +119,6 @@ class Classification(DistillableTask):
       sums['loss'] = ((losses * weights).sum(), weights.sum())
     if self.num_classes <= 5:
       return sums
-    _, best = jax.lax.top_k(logits, 5)
-    hit = (best == labels[:, None]).any(axis=-1) * weights
+    own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    hit = (rank(own, logits, jnp.arange(logits.shape[1]) != labels[:, None]) <= 5) * weights
     return sums | {'top5_accuracy': (hit.sum(), weights.sum())}

@@ -3,12 +3,14 @@
 
 import dataclasses
 import re
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.fill_mask import MASK
@@ -23,7 +25,7 @@ _NUM_SAMPLES = 5
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cloze(TaskEvaluator):
   """Masks some words of each text and computes the accuracy of the likeliest token for each: NAME of a word, and `all` of the texts
-  whose words are all right.
+  whose words are all right. A word is wrong if another token is as likely, or a probability is NaN.
 
   Attributes:
     pattern: regular expression of a text whose named groups are the words, each one token: 'a (?P<digit>\\w+) moves'.
@@ -61,10 +63,9 @@ class Cloze(TaskEvaluator):
     starts = range(0, len(pairs), self.batch_size)
     for start in evaluated.watched(starts):
       chosen = pairs[start : start + self.batch_size]
-      answers = task.fill_masks(evaluated.model(), [prompt for prompt, _ in chosen], 1)
+      answers = task.fill_masks(evaluated.model(), [prompt for prompt, _ in chosen], 2)
       for (prompt, words), answer in zip(chosen, answers, strict=True):
-        best = [mask[0]['id'] for mask in answer['masks']]
-        hits.append([one == word for one, word in zip(best, words, strict=True)])
+        hits.append([_is(word, mask) for word, mask in zip(words, answer['masks'], strict=True)])
         samples.append({'prompt': prompt, 'output': answer['text']})
     of_words = np.array(hits, float)
     examples_of = dict(zip(self._names, of_words.T, strict=True)) | {'all': of_words.min(axis=1)}
@@ -93,3 +94,9 @@ class Cloze(TaskEvaluator):
       start, end = match.span(name)
       text = text[:start] + MASK + text[end:]
     return text, ids
+
+
+def _is(word: int, tokens: Sequence[Mapping[str, Any]]) -> bool:
+  """Returns whether a word is the likeliest token of a mask."""
+  likeliest = int(choice(np.array([token['probability'] for token in tokens])))
+  return likeliest >= 0 and tokens[likeliest]['id'] == word

@@ -14,6 +14,7 @@ from t2x.data import PadPairs
 from t2x.data.sources.subset import spread
 from t2x.layers import Tokens
 from t2x.models import Inputs
+from t2x.models.ranks import ROUNDING, rank
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.pair_losses import PairLoss, PairRows, Scores, Softmax
@@ -141,7 +142,7 @@ class Retrieval(TaskEvaluator):
   """Finds the target of each source among all targets of a split by their vectors, and the reverse.
 
   Metrics: recall_K, the fractions whose counterpart is among the closest K, and mean_reciprocal_rank; those of sources for
-  targets begin with reverse_.
+  targets begin with reverse_. Texts with equal vectors, or NaN, rank before the counterpart.
 
   Attributes:
     closest: the numbers K.
@@ -163,22 +164,19 @@ class Retrieval(TaskEvaluator):
     a, b = (np.stack(side) for side in zip(*(output for _, output in pairs), strict=True))
     metrics = {'examples': float(len(a))}
     ranks = {'': _ranks(a, b), 'reverse_': _ranks(b, a)}
-    for prefix, rank in ranks.items():
-      metrics |= {f'{prefix}recall_{k}': float(np.mean(rank <= k)) for k in self.closest}
-      metrics[f'{prefix}mean_reciprocal_rank'] = float(np.mean(1 / rank))
+    for prefix, own in ranks.items():
+      metrics |= {f'{prefix}recall_{k}': float(np.mean(own <= k)) for k in self.closest}
+      metrics[f'{prefix}mean_reciprocal_rank'] = float(np.mean(1 / own))
     first = self.closest[0]
     return Evaluation(metrics, examples={f'recall_{first}': (ranks[''] <= first).astype(float)})
 
 
 def _ranks(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-  """Returns the rank of the own key of each query, from 1; equal keys count half."""
-  own = np.einsum('nd,nd->n', queries, keys)
+  """Returns the rank of the own key of each query, from 1."""
+  own, numbers = np.einsum('nd,nd->n', queries, keys), np.arange(len(keys))
   ranks = np.empty(len(queries))
   for start in range(0, len(queries), 1024):
     part = slice(start, start + 1024)
-    products = queries[part] @ keys.T
-    # The product with the own key is computed again, to be compared exactly.
-    products[np.arange(len(products)), np.arange(start, start + len(products))] = -np.inf
-    larger, equal = (op(products, own[part, None]).sum(axis=1) for op in (np.greater, np.equal))
-    ranks[part] = 1 + larger + equal / 2
+    others = numbers[part, None] != numbers
+    ranks[part] = rank(own[part], queries[part] @ keys.T, others, ROUNDING)
   return ranks

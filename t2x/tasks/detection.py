@@ -16,6 +16,7 @@ from t2x.data.sources.base import class_names
 from t2x.layers.constraints import constrain
 from t2x.models import Inputs
 from t2x.models.losses import cross_entropy
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.boxes import least_cost, overlaps
 
@@ -160,7 +161,7 @@ class Detection(Task):
     lost = jnp.where(present > 0, self.l1 * distance + self.giou * (1 - giou), 0)
     of_boxes, last = (lost * present).sum(), present[:, -1]
     total, objects = weights[:, -1].sum(), last.sum()
-    right = logits[:, -1].argmax(axis=-1) == labels[:, -1]
+    right = choice(logits[:, -1]) == labels[:, -1]
     sums = {
       'loss': (of_classes, total),
       'boxes': (of_boxes, objects),

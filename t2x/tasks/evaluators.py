@@ -242,7 +242,7 @@ class GeneratedTargets(TaskEvaluator):
       watched=evaluated.watched,
     )
     pairs, answers = zip(*results, strict=True)
-    return self._score(pairs, [answer[0]['text'] for answer in answers])
+    return self._score(pairs, [text_of(answer[0]) for answer in answers])
 
   @abc.abstractmethod
   def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
@@ -306,7 +306,10 @@ class Translations(GeneratedTargets):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers(TaskEvaluator):
-  """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions."""
+  """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions.
+
+  Questions of which several spans, or NaN, have the best score are wrong.
+  """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (SpanPrediction,)
 
@@ -321,16 +324,22 @@ class Answers(TaskEvaluator):
     answers = task.answers(evaluated.predict, evaluated.rows(split), examples, indices)
     pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
     scores = {
-      name: np.array([score(answer, gold) for answer, gold in pairs], float)
+      # None is no answer, not the empty one.
+      name: np.array([0 if a is None else score(a, gold) for a, gold in pairs], float)
       for name, score in (('exact_match', exact_match), ('f1', word_f1))
     }
     metrics = {'examples': float(len(pairs))}
     metrics |= {name: float(np.mean(values)) for name, values in scores.items()}
     samples = [
-      {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer}
+      {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer or ''}
       for i, (answer, gold) in zip(indices[:NUM_SAMPLES], pairs, strict=False)
     ]
     return Evaluation(metrics, samples, examples=scores)
+
+
+def text_of(answer: Mapping[str, Any]) -> str:
+  """Returns the generated text of an answer; '' if its score is NaN."""
+  return '' if np.isnan(answer['score']) else answer['text']
 
 
 def _texts(pair: Mapping[str, Any]) -> dict[str, str]:

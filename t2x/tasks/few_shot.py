@@ -15,9 +15,10 @@ from t2x.data import Source, Tokenizer
 from t2x.data.sources.base import require_split
 from t2x.data.sources.subset import spread
 from t2x.decode import Greedy, Strategy
+from t2x.models.ranks import ROUNDING, choice
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
-from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
+from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator, text_of
 from t2x.tasks.likelihoods import cut, encode_pair, log_likelihoods, stop_ids
 from t2x.tasks.prediction import in_batches
 from t2x.tasks.text import answers, continued
@@ -93,7 +94,7 @@ class ExactMatch(Scoring):
         strategy=strategy,
         max_new_tokens=self.num_tokens,
       )
-      return [best['text'] for best, *_ in answers(generated, tokenizer)]
+      return [text_of(best) for best, *_ in answers(generated, tokenizer)]
 
     results = in_batches(rows, answered, batch_size, watched=evaluated.watched)
     outputs = [
@@ -117,7 +118,10 @@ class Choice(Scoring):
     return max(len(prompt) + len(ids) - 1 for prompt, ids in pairs)
 
   def __call__(self, questions, evaluated, batch_size):
-    """Returns `choice_accuracy`, the same by log-likelihood per byte, its expectation by `chance`, and choices."""
+    """Returns `choice_accuracy`, the same by log-likelihood per byte, its expectation by `chance`, and choices.
+
+    No candidate is chosen ('') if several are the likeliest, or a likelihood is NaN.
+    """
     task, model = evaluated.task, evaluated.model()
     assert isinstance(task, CausalLM)
     tokenizer, chosen, per_byte, chance = task.fitted, list[str](), list[str](), list[float]()
@@ -138,8 +142,8 @@ class Choice(Scoring):
     sums = iter([score.log_prob for score in scores])
     for row in texts:
       values = np.array([next(sums) for _ in row])
-      chosen.append(row[int(values.argmax())])
-      per_byte.append(row[int((values / [len(text.encode()) for text in row]).argmax())])
+      chosen.append(_likeliest(row, values))
+      per_byte.append(_likeliest(row, values / [len(text.encode()) for text in row]))
       chance.append(1 / len(row))
     correct = [question.answer for question in questions]
     metrics = {
@@ -180,8 +184,13 @@ class LikeliestAnswer(Choice):
   num_wrong: Size = 3
 
   def candidates(self, question):
-    """Returns the wrong answers and the correct one, sorted, so that ties do not favour the correct one."""
-    return sorted([*question.wrong, question.answer])
+    """Returns the wrong answers and the correct one."""
+    return sorted([*question.wrong[: self.num_wrong], question.answer])
+
+
+def _likeliest(texts: Sequence[str], scores: np.ndarray) -> str:
+  number = int(choice(scores, ROUNDING * np.abs(scores).max()))
+  return texts[number] if number >= 0 else ''
 
 
 def _equal(outputs: Sequence[str], expected: Sequence[str]) -> float:
@@ -221,6 +230,11 @@ class FewShot(TaskEvaluator):
   kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
 
   def __post_init__(self):
+    for kind in (ExactMatch, Choice):
+      if sum(isinstance(scoring, kind) for scoring in self.scoring) > 1:
+        raise UserError(
+          f'FewShot.scoring = {list(self.scoring)}: two of them have the same metrics; use an evaluator for each'
+        )
     if self.split is not None:
       raise UserError('FewShot reads its own source: set FewShot.query_split instead of split')
     if not self._fields[-1][1] or not self._stop:

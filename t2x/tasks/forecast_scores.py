@@ -76,7 +76,7 @@ class ForecastScores(ForecastEvaluator):
   - coverage: the share of values between the first and the last quantile.
 
   `naive/mase` and `naive/crps` are those of the seasonal naive forecast for the same values. Missing values, and those that the
-  naive forecast lacks, are left out of both.
+  naive forecast lacks, are left out of both. Forecasts that are NaN have infinite errors.
   """
 
   def __call__(self, evaluated):
@@ -117,9 +117,9 @@ def window_scores(
   quantiles: Float[np.ndarray, 'horizon channels levels'],
   levels: Sequence[float],
 ) -> dict[str, Float[np.ndarray, 'horizon channels']]:
-  """Returns the scores of each value in units of the values; NaN for missing values."""
+  """Returns the scores of each value in units of the values; NaN for missing values, infinity for forecasts that are NaN."""
   own = np.asarray(levels)
-  errors = future[..., None] - quantiles
+  errors = future[..., None] - np.where(np.isnan(quantiles), np.inf, quantiles)
   inside = (errors[..., 0] >= 0) & (errors[..., -1] <= 0)
   return {
     'mase': np.abs(errors[..., len(own) // 2]),

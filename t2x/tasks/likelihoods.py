@@ -14,6 +14,7 @@ from t2x.layers import Tokens
 from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
+from t2x.models.ranks import choice
 from t2x.tasks.prediction import Watched, in_batches, on_devices
 from t2x.tasks.text import pad_prompts
 
@@ -122,7 +123,7 @@ def _score(model, ids, lengths, prompts, index, labels, *, further):
   chosen = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
   log_probs = chosen - jax.nn.logsumexp(logits, axis=-1)
   real = labels >= 0
-  greedy = (jnp.argmax(logits, axis=-1) == labels) | ~real
+  greedy = (choice(logits) == labels) | ~real
   return jnp.where(real, log_probs, 0.0).sum(axis=1), greedy.all(axis=1)
 
 

@@ -12,6 +12,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.constraints import constrain, split_of
 from t2x.models.losses import cross_entropy
+from t2x.models.ranks import ROUNDING, exceeds
 
 __all__ = ['PairLoss', 'PairRows', 'RingSigmoid', 'Sigmoid', 'SigmoidInBlocks', 'Softmax']
 
@@ -40,7 +41,7 @@ class Scores(NamedTuple):
 
 
 class PairSums(NamedTuple):
-  """Per row: its loss, and whether its own product is the largest."""
+  """Per row: its loss, and whether its own product is above all others that the loss compares; ties and NaN are not."""
 
   losses: Float[Array, 'rows']
   correct: Bool[Array, 'rows']
@@ -64,7 +65,7 @@ class PairLoss(Protocol):
     scores: Scores,
     rows: PairRows,
   ) -> PairSums:
-    """Returns the loss of each row and whether its own `b` is the closest to its `a`."""
+    """Returns the loss of each row and whether its own `b` is closer to its `a` than all others."""
     ...
 
 
@@ -95,12 +96,13 @@ class Softmax(PairLoss):
 
   def __call__(self, a, b, scores, rows):
     logits = constrain(scores.factor * (a @ b.T), 'batch', None)
-    _, pairs = compared(rows, rows)
+    own, pairs = compared(rows, rows)
+    best = _largest(logits, pairs & ~own)
     # A row of padding has the weight 0: it needs a finite loss.
     logits = jnp.where(pairs, logits, MASKED)
     labels = jnp.arange(len(a))
     losses = (cross_entropy(logits, labels) + cross_entropy(logits.T, labels)) / 2
-    return PairSums(losses, jnp.argmax(logits, axis=1) == labels)
+    return _finished(a, b, scores, losses, jax.lax.stop_gradient(best))
 
 
 def _block(
@@ -112,13 +114,19 @@ def _block(
     logits += scores.bias
   own, pairs = compared(rows, others)
   losses = -jax.nn.log_sigmoid(jnp.where(own, logits, -logits))
-  best = jnp.where(pairs & ~own, logits, -jnp.inf).max(axis=1)
+  best = _largest(logits, pairs & ~own)
   return jnp.where(pairs, losses, 0.0).sum(axis=1), jax.lax.stop_gradient(best)
+
+
+def _largest(logits: Array, others: Array) -> Array:
+  """Returns the largest product of each row with others; infinity if one of them is NaN, which a maximum may ignore."""
+  logits = jnp.where(jnp.isnan(logits), jnp.inf, logits)
+  return jnp.where(others, logits, -jnp.inf).max(axis=1)
 
 
 def _finished(a: Array, b: Array, scores: Scores, losses: Array, best: Array) -> PairSums:
   own = scores.factor * (a * b).sum(axis=1) + (0.0 if scores.bias is None else scores.bias)
-  return PairSums(losses, own >= best)
+  return PairSums(losses, exceeds(own, best[:, None], ROUNDING * scores.factor)[:, 0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from t2x.data.sources.subset import spread
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.captions import ImageModality
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
@@ -198,6 +199,7 @@ class PictureAnswers(TaskEvaluator):
   def _right(self, evaluated: Any, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     task = evaluated.task
     outputs = evaluated.predict(
-      rows, lambda model, batch: task.predictions(model, batch, None)[0].argmax(axis=-1)
+      rows, lambda model, batch: choice(task.predictions(model, batch, None)[0])
     )
-    return np.array([task.answers[int(best)] == row['answer'] for row, best in outputs], float)
+    answers = dict(enumerate(task.answers))
+    return np.array([answers.get(int(best)) == row['answer'] for row, best in outputs], float)

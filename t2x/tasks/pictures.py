@@ -11,6 +11,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Text
 from t2x.data.sources.subset import spread
 from t2x.models import ModelSpec
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification
@@ -102,7 +103,8 @@ class AttentionMaps(Evaluator):
 class ClassifiedImages(TaskEvaluator):
   """Draws images, or the frames of videos side by side, with a green border if the predicted class is right, else with a red one.
 
-  The samples have the label and the prediction of each image. Computes no metrics.
+  The samples have the label and the prediction of each image, -1 if several classes are the likeliest or a logit is NaN.
+  Computes no metrics.
 
   Attributes:
     num_examples: number of images or videos, sampled evenly from the split.
@@ -122,7 +124,7 @@ class ClassifiedImages(TaskEvaluator):
       images = np.stack([row[name] for row in rows])
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
-      predictions = [int(best) for best in logits.argmax(axis=-1)]
+      predictions = [int(best) for best in choice(logits)]
     pixels: Any = _pixels(images, task)
     columns = math.ceil(math.sqrt(len(images)))
     if name == 'video':
@@ -142,7 +144,7 @@ class ClassifiedImages(TaskEvaluator):
 class PredictedMasks(TaskEvaluator):
   """Draws images beside their masks and the predicted masks, with a colour for each class; computes no metrics.
 
-  Pixels without a class are white. Colours are those of PASCAL VOC, whose class 0 is black.
+  Pixels without a class, or with no prediction, are white. Colours are those of PASCAL VOC, whose class 0 is black.
 
   Attributes:
     num_examples: number of images, sampled evenly from the split.
@@ -166,7 +168,8 @@ class PredictedMasks(TaskEvaluator):
       prepared = transform(row, np.random.default_rng(0))
       image = _pixels(prepared['image'], task)
       rgb = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
-      panels += [enlarged(one) for one in (rgb, colours[prepared['mask']], colours[predicted])]
+      drawn = np.where(predicted < 0, task.ignored, predicted)
+      panels += [enlarged(one) for one in (rgb, colours[prepared['mask']], colours[drawn])]
     return Evaluation({}, (), {'masks': grid(panels, 6 if len(chosen) > 1 else 3)})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from t2x.base.ranges import Text
 from t2x.data import ScoredTexts
 from t2x.data.sources.subset import spread
+from t2x.models.ranks import ROUNDING
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.several_texts import FieldsTask
@@ -112,12 +113,16 @@ class Correlations(TaskEvaluator):
 
 
 def _pearson(x: Any, y: Any) -> float:
+  # Predictions that differ by rounding only are equal.
+  constant = any(np.ptp(values) <= ROUNDING * np.abs(values).max() for values in (x, y))
   x, y = x - x.mean(), y - y.mean()
   size = np.sqrt((x * x).sum() * (y * y).sum())
-  return float((x * y).sum() / size) if size else 0.0
+  return 0.0 if constant or not size else float((x * y).sum() / size)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-  """Returns the rank of each value; equal values have their mean rank."""
+  """Returns the rank of each value; equal values have their mean rank. NaN if a value is."""
+  if np.isnan(values).any():
+    return np.full(len(values), np.nan)
   _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
   return (np.cumsum(counts) - (counts - 1) / 2)[index]

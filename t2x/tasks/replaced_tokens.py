@@ -67,9 +67,11 @@ class ReplacedTokenDetection(Auxiliary):
     losses = jax.nn.softplus(jnp.where(replaced, -detected.x, detected.x)) * present
     found, total, count = detected.x > 0, present.sum(), (replaced * present).sum()
     hits = (found & replaced) * present
+    # Neither 0 nor NaN is a decision.
+    right = jnp.where(replaced, found, detected.x < 0)
     metrics = {
       'loss': (losses.sum(), total),
-      'accuracy': (((found == replaced) * present).sum(), total),
+      'accuracy': ((right * present).sum(), total),
       'replaced': (count, total),
       'recall': (hits.sum(), count),
       'precision': (hits.sum(), (found * present).sum()),

@@ -18,6 +18,7 @@ from t2x.data.sources.subset import spread
 from t2x.layers.vision.grids import resized
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums
+from t2x.models.ranks import choice
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 
@@ -122,14 +123,15 @@ class SemanticSegmentation(Task):
     return resized(out.x, (height, width)), out
 
   def predictions(self, model: Any, batch: Mapping[str, Array]) -> Int[Array, 'batch height width']:
-    """Returns the class of all pixels."""
-    return self.logits(model, batch, None)[0].argmax(axis=-1)
+    """Returns the class of all pixels; -1 where several are the likeliest, or a logit is NaN."""
+    return choice(self.logits(model, batch, None)[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanIoU(TaskEvaluator):
   """Computes the intersection over union of each class, over the pixels of all images together, and its mean over the
-  classes that a pixel has or is predicted to have.
+  classes that a pixel has or is predicted to have. No class is predicted for a pixel of which several are the likeliest, or a
+  logit is NaN.
 
   mean_iou_one_class is the mean if all pixels were predicted as the most frequent class. With names of classes, iou/NAME is
   that of each class; mean_accuracy is the mean share of the pixels of a class that are right.
@@ -146,26 +148,28 @@ class MeanIoU(TaskEvaluator):
 
     def counts(model, batch):
       labels = jnp.where(batch['mask'] == task.ignored, number, batch['mask'])
-      pairs = labels * number + task.predictions(model, batch)
-      return jax.vmap(lambda one: jnp.bincount(one.ravel(), length=number * (number + 1)))(pairs)
+      # The last column is that of no class, -1.
+      pairs = labels * (number + 1) + task.predictions(model, batch) % (number + 1)
+      return jax.vmap(lambda one: jnp.bincount(one.ravel(), length=(number + 1) ** 2))(pairs)
 
-    total = np.zeros(number * (number + 1), np.int64)
+    total = np.zeros((number + 1) ** 2, np.int64)
     for _, one in evaluated.predict([rows[i] for i in indices], counts):
       total += one
-    metrics = iou_scores(total.reshape(-1, number)[:number], task.class_names)
+    metrics = iou_scores(total.reshape(-1, number + 1)[:number], task.class_names)
     return Evaluation({'examples': float(len(indices)), **metrics})
 
 
 def iou_scores(
-  counts: Int[np.ndarray, 'classes classes'], names: Sequence[str] = ()
+  counts: Int[np.ndarray, 'classes predicted'], names: Sequence[str] = ()
 ) -> dict[str, float]:
   """Returns the metrics of `MeanIoU`; NaN without pixels that have a class.
 
   Args:
-    counts: number of pixels by class and predicted class.
+    counts: number of pixels by class and predicted class; a further column is no class.
     names: names of the classes; empty: no metric per class.
   """
-  hits, labels, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+  hits, labels = counts.diagonal(), counts.sum(axis=1)
+  predicted = counts.sum(axis=0)[: len(labels)]
   if not labels.sum():
     return {'mean_iou': float('nan')}
   union = labels + predicted - hits

@@ -12,6 +12,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
 from t2x.data import LabelledTexts
 from t2x.models.losses import classification_sums
+from t2x.models.ranks import choice
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelTask
@@ -69,7 +70,7 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
     weights = self.weighted_targets(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
-    sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
+    sums |= f1_sums(choice(logits), batch['label'], weights, self.labels)
     output = self.with_auxiliaries(sums, model, out, batch, key)
     return self.distilled(output, logits, out.x, teacher, batch)
 

@@ -21,6 +21,7 @@ from t2x.data import SpanWindows
 from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.losses import Sums, cross_entropy
+from t2x.models.ranks import choice
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.prediction import predict
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -92,9 +93,7 @@ class SpanPrediction(LabelledTask):
     weights = self.weighted_targets(batch)
     labels = (batch['start'], batch['end'])
     losses = [cross_entropy(logits, label) for logits, label in zip(both, labels, strict=True)]
-    hits = [
-      jnp.argmax(logits, axis=-1) == label for logits, label in zip(both, labels, strict=True)
-    ]
+    hits = [choice(logits) == label for logits, label in zip(both, labels, strict=True)]
     total = weights.sum()
     sums: Sums = {
       'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
@@ -108,7 +107,7 @@ class SpanPrediction(LabelledTask):
     rows: Sequence[Mapping[str, Any]],
     examples: Sequence[Mapping[str, Any]],
     indices: Sequence[int],
-  ) -> dict[int, str]:
+  ) -> dict[int, str | None]:
     """Answers questions.
 
     Args:
@@ -118,7 +117,7 @@ class SpanPrediction(LabelledTask):
       indices: indices of the examples to answer.
 
     Returns:
-      Index of the example -> answer.
+      Index of the example -> answer; None if several spans of a window have the best score, or a score is NaN.
     """
 
     def first_row(example: int) -> int:
@@ -126,18 +125,21 @@ class SpanPrediction(LabelledTask):
 
     windows = [rows[i] for index in indices for i in range(first_row(index), first_row(index + 1))]
     best_spans = functools.partial(_best_spans, longest=self.answer_length, marks=self.token_marks)
-    best: dict[int, tuple[float, str]] = {}
+    best: dict[int, tuple[float, str | None]] = {}
     empty: dict[int, float] = {}
     for row, (start, end, score, null) in predict(windows, best_spans, self.eval_batch_size):
       number = int(row['example'])
-      empty[number] = min(float(null), empty.get(number, math.inf))
-      if number not in best or score > best[number][0]:
-        context = examples[number]['context']
-        best[number] = float(score), context[row['char_starts'][start] : row['char_ends'][end]]
+      # NaN of a window is that of the example.
+      empty[number] = float(np.minimum(null, empty.get(number, math.inf)))
+      if number not in best or np.isnan(score) or score > best[number][0]:
+        span = slice(row['char_starts'][start], row['char_ends'][end])
+        best[number] = float(score), examples[number]['context'][span] if start >= 0 else None
     return {number: self._choose(*best[number], empty[number]) for number in indices}
 
-  def _choose(self, score: float, text: str, null: float) -> str:
+  def _choose(self, score: float, text: str | None, null: float) -> str | None:
     """Returns the text of the best span, or the empty answer."""
+    if math.isnan(null - score):
+      return None
     return '' if self.null_threshold is not None and null - score > self.null_threshold else text
 
   def check_prompt(self, prompt):
@@ -159,7 +161,8 @@ class SpanPrediction(LabelledTask):
 
     texts = self.answers(predicted, rows, examples, range(len(examples)))
     return [
-      [{'text': texts[i], 'tokens': [], 'log_probs': [], 'score': 0.0}] for i in range(len(texts))
+      [{'text': texts[i] or '', 'tokens': [], 'log_probs': [], 'score': 0.0}]
+      for i in range(len(texts))
     ]
 
 
@@ -185,7 +188,10 @@ def _logits(
 def _best_spans(
   model: TextModel, batch: Mapping[str, jax.Array], longest: int, marks: Marks
 ) -> tuple[Array, Array, Array, Array]:
-  """Returns start, end and score of the best span of each row, and the score of the class token: [batch]."""
+  """Returns start, end and score of the best span of each row, and the score of the class token: [batch].
+
+  The start is -1 if several spans have the best score, or one is NaN.
+  """
   start, end = _logits(model, hidden_of(model, batch, None, marks).x, batch)
   null = start[:, 0] + end[:, 0]
   inside = batch['context'] != 0
@@ -194,5 +200,8 @@ def _best_spans(
   distance = jnp.arange(length)[None, :] - jnp.arange(length)[:, None]
   allowed = (distance >= 0) & (distance < longest)
   scores = jnp.where(allowed, start[:, :, None] + end[:, None, :], 3 * MASKED)
-  best = scores.reshape(len(scores), -1).argmax(axis=1)
-  return best // length, best % length, scores.reshape(len(scores), -1).max(axis=1), null
+  scores = scores.reshape(len(scores), -1)
+  best = choice(scores)
+  # The maximum alone may ignore NaN.
+  score = jnp.where(jnp.isnan(scores).any(axis=1), jnp.nan, scores.max(axis=1))
+  return best // length, best % length, score, null

@@ -15,6 +15,7 @@ from t2x.data import LabelledWords
 from t2x.models import Output, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
+from t2x.models.ranks import choice
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelTask
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -74,7 +75,8 @@ class WordClassification(LabelTask):
     tags = Tags.from_labels(self.labels)
     if tags is None:
       return self.with_auxiliaries(sums, model, out, batch, key)
-    predicted = entities(tags, jnp.argmax(logits, axis=-1), present)
+    best = choice(logits)
+    predicted = entities(tags, best, present & (best >= 0))
     true = entities(tags, labels, present)
     num_correct, num_predicted, num_true = (
       n.astype(jnp.float32)

@@ -42,7 +42,7 @@ def generated(monkeypatch):
 
   def generate(self, model, prompts, *, strategy, max_new_tokens):
     batches.append((list(prompts), strategy))
-    return [[{'text': by_source[prompt]}] for prompt in prompts]
+    return [[{'text': by_source[prompt], 'score': 0.0}] for prompt in prompts]
 
   monkeypatch.setattr(Translation, 'generate', generate)
   return batches

@@ -81,7 +81,8 @@ def scripted(monkeypatch):
   def generate(model, rows, tokenizer, *, marks, strategy, max_new_tokens):
     assert {len(rows), max_new_tokens} == {4, 9}
     assert TOKENIZER.encode('\n')[0] in strategy.eos_ids
-    return [[{'text': f' {answers[name(ids)]}\nCuba = H'}] for ids in rows]
+    text = '\nCuba = H'
+    return [[{'text': f' {answers[name(ids)]}{text}', 'score': 0.0}] for ids in rows]
 
   def likelihoods(model, pairs, *, pad_id, batch_size, marks, watched):
     return [
@@ -106,9 +107,24 @@ def test_the_likeliest_candidate_is_chosen(scripted):
   assert result.metrics['choice_accuracy'] == 4 / 6
   assert result.metrics['chance'] == pytest.approx(1 / 7)
   drawn = few_shot(scoring=[LikeliestAnswer(num_wrong=5)], batch_size=4)(evaluated())
-  # Without an answer X, ties among all candidates choose the first in alphabetical order.
-  assert [sample['LikeliestAnswer'] for sample in drawn.samples] == list('NHBTBB')
+  # Without an answer X, all candidates are equal: none is chosen.
+  assert [sample['LikeliestAnswer'] for sample in drawn.samples] == [*'NH', '', 'T', '', 'B']
+  assert drawn.metrics['choice_accuracy'] == 4 / 6
   assert drawn.metrics['chance'] == pytest.approx(1 / 6)
+
+
+def test_a_scoring_uses_its_own_number_of_wrong_answers_beside_another(scripted):
+  both = few_shot(scoring=[ExactMatch(num_tokens=9), LikeliestAnswer(num_wrong=2)], batch_size=4)
+  assert both(evaluated()).metrics['chance'] == pytest.approx(1 / 3)
+  question = dataclasses.replace(both.questions()[0], wrong=list('abcd'))
+  assert len(LikeliestAnswer(num_wrong=3).candidates(question)) == 4
+  for pair in (
+    [LikeliestAnswer(num_wrong=2), LikeliestAnswer(num_wrong=5)],
+    [LikeliestAnswer(), LikeliestLabel(labels=['A'])],
+    [ExactMatch(), ExactMatch(num_tokens=9)],
+  ):
+    with pytest.raises(UserError, match='two of them have the same metrics'):
+      few_shot(scoring=pair)
 
 
 def test_settings_without_effect_or_examples_are_refused():

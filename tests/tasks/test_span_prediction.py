@@ -169,6 +169,27 @@ def test_answers_match_bert_and_their_metrics_those_of_squad(threshold, seed):
   assert Answers(num_examples=7)(run).metrics == pytest.approx(few)
 
 
+@pytest.mark.parametrize('null', [0.0, 50.0])
+def test_equal_spans_and_nan_are_no_answer(null):
+  """Half of the questions have no answer, which only a clearly larger score of the class token is."""
+  examples = [
+    {'question': 'why?', 'context': 'x y z', 'answers': ['x'] * (i % 2), 'starts': [0] * (i % 2)}
+    for i in range(6)
+  ]
+  source, model = Questions(0), Random(0)
+  source.examples = examples
+  task = SpanPrediction(source=source, tokenizer=Bytes(), length=24, stride=5).bound(BYTES)
+  rows = list(task.rows('validation'))
+  model.by_token[...] = jnp.zeros_like(model.by_token[...])
+  model.by_place[...] = jnp.zeros_like(model.by_place[...]).at[0].set(null)
+  run = evaluated(task, model, rows, 4)
+  assert Answers()(run).metrics['exact_match'] == (0.5 if null else 0)
+  model.by_token[...] = model.by_token[...].at[BYTES.encode('y')[0]].set(jnp.nan)
+  found = Answers()(run)
+  assert found.metrics == {'examples': 6, 'exact_match': 0, 'f1': 0}
+  assert {sample['output'] for sample in found.samples} == {''}
+
+
 @pytest.mark.parametrize('longest', [1, 3, 5])
 def test_answers_have_at_most_the_maximum_number_of_tokens(longest):
   """Every token is a better start than the next one, and a worse end."""

@@ -141,7 +141,9 @@ class Lines:
   def __init__(self, pairs, outputs, monkeypatch):
     answers = iter(outputs)
     monkeypatch.setattr(
-      Transcription, 'generate', lambda *args, **more: [[{'text': next(answers)}] for _ in args[2]]
+      Transcription,
+      'generate',
+      lambda *args, **more: [[{'text': next(answers), 'score': 0.0}] for _ in args[2]],
     )
     source = type('Known', (NoSource,), {'load': lambda self, split: pairs})()
     self.evaluated = Evaluated(
