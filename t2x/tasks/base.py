@@ -130,6 +130,11 @@ class Task(abc.ABC):
     return ()
 
   @property
+  def eval_rows(self) -> int | None:
+    """Rows per batch in evaluation, if the metrics depend on it; None: those of a training batch."""
+    return None
+
+  @property
   def parts(self) -> 'Mapping[str, Task]':
     """The tasks to evaluate by name: those of a mixture, else this task with the name ''."""
     return {'': self}

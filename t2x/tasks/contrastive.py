@@ -38,15 +38,17 @@ def split_sides(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, A
 class PairTask(TextTask):
   """Learns vectors of two inputs, of which each is closer to its own counterpart than to those of other pairs.
 
-  The loss compares all pairs of a batch, so batches are not accumulated. In evaluation it depends on the number of pairs
-  in a batch; `Retrieval` compares all pairs of a split. accuracy is the fraction of `a` whose own `b` is the closest of
-  the batch.
+  The loss compares all pairs of a batch, so batches are not accumulated. accuracy is the fraction of `a` whose own `b` is
+  closer than all others of the batch. Evaluation compares `eval_rows` consecutive pairs of the split whatever the batch of
+  training; `Retrieval` compares all pairs of a split.
 
   Attributes:
     loss: compares the vectors of a batch: `Softmax` (CLIP), `Sigmoid` (SigLIP), `SigmoidInBlocks` or `RingSigmoid`.
+    eval_rows: number of pairs that evaluation compares, on which its loss and accuracy depend.
   """
 
   loss: PairLoss = Softmax()
+  eval_rows: Size = 64
 
   whole_batch: ClassVar[bool] = True
   inputs: ClassVar[Inputs] = {'a': 'ids', 'b': 'ids'}

@@ -199,7 +199,8 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
         rows = run.rows(part_split, part)
         part.check_rows(part_split, rows)
         batch = run.evaluation_batches(rows, part)[0]
-        _check_batch(part, batch, len(batches.part), part_split)
+        size = len(batches.part) if part.eval_rows is None else part.eval_rows // run.part[1]
+        _check_batch(part, batch, size, part_split)
       if name is not None:
         run.experiment.evaluations[name].check(task, model)
 

@@ -88,7 +88,7 @@ class Inference:
     return evaluation_batches(
       rows,
       task.transform(train=False),
-      self.batch_size,
+      task.eval_rows or self.batch_size,
       process_index=self.part[0],
       process_count=self.part[1],
     )

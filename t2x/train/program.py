@@ -107,6 +107,9 @@ class Program:
     """Raises UserError if the model does not support the task, or the mesh does not divide its row length."""
     shapes: Any = self.blueprint.shapes
     task.check_model(shapes)
+    for one in task.parts.values():
+      if one.eval_rows is not None:
+        check_batch(self.mesh, one.eval_rows, f'{type(one).__name__}.eval_rows')
     for part, length in row_lengths(task, shapes).items():
       name = f'a row of the {part or "model"}'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)

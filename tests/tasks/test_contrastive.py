@@ -1,5 +1,6 @@
 """Contrastive learning of pairs of texts: padding, retrieval against a loop, and what is refused."""
 
+import dataclasses
 import functools
 import math
 
@@ -14,7 +15,7 @@ from flax import nnx
 from loss_terms import gradient
 
 from t2x.base.errors import UserError
-from t2x.data import BabelDates, Bytes
+from t2x.data import BabelDates, Bytes, Part
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
 from t2x.layers.arrays import named_leaves
 from t2x.models import (
@@ -27,8 +28,19 @@ from t2x.models import (
   last_token,
   mean_tokens,
 )
-from t2x.tasks import Contrastive, Mixture, Retrieval
-from t2x.train import Trainer
+from t2x.tasks import (
+  Contrastive,
+  Mixture,
+  PairRows,
+  Retrieval,
+  RingSigmoid,
+  Sigmoid,
+  SigmoidInBlocks,
+  Softmax,
+)
+from t2x.tasks.pair_losses import Scores
+from t2x.train import Experiment, Trainer
+from t2x.train.evaluation import Inference
 from t2x.train.groups import Groups
 from t2x.train.logs.flops import row_lengths
 from t2x.train.params import Blueprint
@@ -163,6 +175,84 @@ def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
     for name, value in expected.items():
       assert result.metrics[prefix + name] == pytest.approx(value, abs=1e-6)
   assert result.examples['recall_1'].shape == (23,)
+
+
+def keys_of_one_place(count=600, dim=96):
+  """Equal vectors, whose products with others differ by rounding where a matrix product treats its last columns apart."""
+  rng = np.random.default_rng(0)
+  b = np.repeat(rng.normal(size=(1, dim)), count, axis=0)
+  a = rng.normal(size=(count, dim))
+  return [(x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32) for x in (a, b)]
+
+
+def retrieved(a, b):
+  """The metrics of vectors."""
+
+  class Vectors:
+    task, rows = TASK, staticmethod(lambda split: range(len(a)))
+
+    @staticmethod
+    def predict(rows, function):
+      return zip(rows, zip(a, b, strict=True), strict=True)
+
+  return Retrieval()(Vectors).metrics
+
+
+def test_equal_keys_are_retrieved_by_no_query():
+  a, b = keys_of_one_place()
+  assert retrieved(a, b)['recall_10'] == 0
+  # The reverse has equal queries and different keys: one of them has the closest one.
+  assert retrieved(a, b)['reverse_recall_1'] == pytest.approx(1 / 600)
+  assert retrieved(b, b)['recall_10'] == retrieved(b, b)['reverse_recall_10'] == 0
+  assert retrieved(a, a)['recall_1'] == 1
+
+
+def test_vectors_of_nan_are_last():
+  a, _ = keys_of_one_place(20)
+  broken = a.copy()
+  broken[5] = np.nan
+  found = retrieved(a, broken)
+  # A text of NaN is before the text of every other source, and its own is last.
+  assert found['recall_1'] == 0 and found['recall_10'] == 19 / 20
+  assert found['mean_reciprocal_rank'] == pytest.approx((19 / 2 + 1 / 20) / 20)
+  assert found['reverse_recall_1'] == 19 / 20
+  assert retrieved(broken * np.nan, broken)['recall_10'] == 0
+
+
+@pytest.mark.parametrize('loss', [Softmax(), Sigmoid(), SigmoidInBlocks(size=8), RingSigmoid()])
+def test_equal_vectors_and_nan_are_wrong_in_a_batch(loss):
+  a, b = keys_of_one_place(40)
+  rows = PairRows(jnp.arange(40), jnp.ones(40, bool))
+  correct = {
+    name: np.asarray(loss(jnp.asarray(x), jnp.asarray(y), Scores(jnp.float32(9)), rows).correct)
+    for name, (x, y) in {
+      'right': (a, a),
+      'equal': (a, b),
+      'both': (b, b),
+      'nan': (a * np.nan, b),
+      'some': (a, np.where(np.arange(40)[:, None] == 3, np.nan, a)),
+    }.items()
+  }
+  assert correct.pop('right').all()
+  assert not any(values.any() for values in correct.values())
+
+
+def test_evaluation_compares_the_same_pairs_whatever_the_batch(monkeypatch, tmp_path):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path))
+  source = Part(source=BabelDates(), examples={'train': 50, 'validation': 50})
+  task = dataclasses.replace(TASK, source=source, eval_rows=16)
+  experiment = Experiment(model=lambda rngs: moved(two_towers(), scale=0.3), task=task)
+  found = {}
+  for size in (7, 16, 24):
+    inference = Inference(experiment, Bytes().train([]), batch_size=size)
+    params = inference.program.blueprint.params(moved(two_towers(), scale=0.3))
+    found[size] = inference.evaluation(params, 'validation').metrics
+    # Predictions keep the batch of the run.
+    assert inference.batch_size == size
+  assert found[7] == found[16] == found[24]
+  other = dataclasses.replace(experiment, task=dataclasses.replace(task, eval_rows=50))
+  inference = Inference(other, Bytes().train([]), batch_size=16)
+  assert inference.evaluation(params, 'validation').metrics['loss'] > found[16]['loss']
 
 
 def test_flops_are_counted_per_token_of_both_towers():
