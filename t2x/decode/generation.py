@@ -60,7 +60,7 @@ def generate(
     eos_id: the end token if `strategy.eos_ids` is empty; None: sequences end only at the limit.
     pad_id: fills the result after the end token.
     num_return: number of sequences per prompt.
-    key: a `jax.random.key`; the same key gives the same sequences.
+    key: a `jax.random.key`, or one per prompt [batch]; the same key gives the same sequences.
     cache_dtype: dtype of keys and values in the cache; None: that in which the model computes.
     marks: marks of prompts and generated tokens, besides 'prefix', that patterns of the model read.
     allowed: ids that each step may choose, at least one, after all processors; not those beyond its width. None: all.

@@ -14,6 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Range, ScoreScale, Size
 from t2x.decode.strategy import Generated, Strategy
 from t2x.decode.top_k import top_k
+from t2x.layers.keys import row_keys
 
 __all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
 
@@ -108,8 +109,8 @@ class Sampling(IndependentStrategy):
   """Samples each token from the model's distribution.
 
   Applies `processors`, then temperature, top-k and nucleus. A sample depends only on the key, the
-  index of the prompt in the batch, the index of the sequence of the prompt, and the step, not on the
-  number of prompts or sequences.
+  index of the prompt in the batch (if the prompts share a key), the index of the sequence of the
+  prompt, and the step, not on the number of prompts or sequences.
 
   Attributes:
     temperature: divides the logits; values below 1 sharpen the distribution, above 1 flatten it.
@@ -157,9 +158,6 @@ class Sampling(IndependentStrategy):
 
 
 def _keys(key: Array, batch: int, copies: int) -> Array:
-  """Returns a key per sequence that depends only on its index, [batch, copies]."""
-
-  def fold_in(keys, count):
-    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(keys, jnp.arange(count))
-
-  return jax.vmap(lambda row: fold_in(row, copies))(fold_in(key, batch))
+  """Returns a key per sequence that depends only on its index, and on the key of its row or the row's index, [batch, copies]."""
+  rows = key if key.shape else row_keys(key, batch)
+  return jax.vmap(row_keys, (0, None))(rows, copies)

@@ -36,9 +36,15 @@ def named_key(key: Array | None, name: str) -> Array | None:
   return None if key is None else fold_in(key, zlib.crc32(name.encode()))
 
 
-def row_keys(key: Array, num_rows: int) -> Array:
-  """Returns one key for each row of a batch, [num_rows]; the key of a row does not depend on `num_rows`."""
-  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_rows))
+def row_keys(key: Array, rows: int | Sequence[int] | Array) -> Array:
+  """Returns one key for each row, [rows], which depends on the number of the row only.
+
+  Args:
+    key: the key [].
+    rows: the numbers of the rows; an integer: how many, from 0.
+  """
+  numbers = jnp.arange(rows) if isinstance(rows, int) else jnp.asarray(rows)
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
 def fold_in(key: Array, number: Any) -> Array:

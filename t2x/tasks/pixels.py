@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -17,6 +17,7 @@ from t2x.data.images import UNLABELLED
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import Tokens, named_key
+from t2x.layers.keys import row_keys
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput
 from t2x.tasks.classification import Classification
 from t2x.tasks.text import TextTask, TokenTask, check_causal, check_shapes
@@ -172,6 +173,7 @@ class SampledPixels(PixelTask, TokenTask):
     allowed: np.ndarray,
     strategy: Strategy | None = None,
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
   ) -> np.ndarray:
     """Samples images pixel by pixel, row by row; a pixel depends on those before it only.
 
@@ -181,21 +183,26 @@ class SampledPixels(PixelTask, TokenTask):
       allowed: the ids that each pixel may have, bool [images, pixels, vocab].
       strategy: decoding strategy; None: the task's.
       seed: random seed.
+      numbers: numbers of the images, with which samples do not depend on the batch; None: from 0.
 
     Returns:
-      The ids of the pixels, int32 [images, pixels].
+      The ids of the pixels, int32 [images, pixels]; -1 in images with a probability that is NaN.
     """
-    generated = self._sampled(model, prompts, allowed, strategy or self.strategy, seed)
-    return np.asarray(generated.tokens)[:, 0]
+    keys = row_keys(jax.random.key(seed), len(prompts) if numbers is None else numbers)
+    generated = self._sampled(model, prompts, allowed, strategy or self.strategy, keys)
+    return np.where(np.isnan(generated.scores), -1, np.asarray(generated.tokens)[:, 0])
 
   def check_sampled(self, model: Any, prompt: int, strategy: Strategy | None) -> None:
     """Raises UserError if the model cannot sample an image after a prompt of that length."""
     prompts = np.zeros((1, prompt), np.int32)
     allowed = np.ones((1, self.num_pixels, 1), bool)
-    check_shapes(lambda m: self._sampled(m, prompts, allowed, strategy or self.strategy, 0), model)
+    key = jax.random.key(0)
+    check_shapes(
+      lambda m: self._sampled(m, prompts, allowed, strategy or self.strategy, key), model
+    )
 
   def _sampled(
-    self, model: Any, prompts: np.ndarray, allowed: np.ndarray, strategy: Strategy, seed: int
+    self, model: Any, prompts: np.ndarray, allowed: np.ndarray, strategy: Strategy, key: jax.Array
   ) -> Generated:
     return generate(
       model,
@@ -205,7 +212,7 @@ class SampledPixels(PixelTask, TokenTask):
       strategy=strategy,
       eos_id=None,
       pad_id=self.tokenizer.ids.pad_id,
-      key=jax.random.key(seed),
+      key=key,
       allowed=allowed,
     )
 

@@ -87,7 +87,7 @@ class CompletedImages(SampledImages):
 
     def sampled(numbers):
       own = [i // self.num_samples for i in numbers]
-      return task.sampled(model, prompts[own], allowed[own], self.strategy, self.seed + numbers[0])
+      return task.sampled(model, prompts[own], allowed[own], self.strategy, self.seed, numbers)
 
     count = len(images) * self.num_samples
     size = min(self.batch_size, count)
@@ -156,7 +156,7 @@ class DrawnTexts(SampledImages):
 
     def drawn(numbers):
       texts = [chosen[i]['text'] for i in numbers]
-      return task.images(model, texts, self.strategy, self.seed + numbers[0])
+      return task.images(model, texts, self.strategy, self.seed, numbers)
 
     size = min(self.batch_size, len(chosen))
     outputs = in_batches(range(len(chosen)), drawn, size, watched=evaluated.watched)

@@ -132,6 +132,7 @@ class TextToImage(SampledPixels):
     texts: Sequence[str],
     strategy: Strategy | None = None,
     seed: int = 0,
+    numbers: Sequence[int] | None = None,
   ) -> np.ndarray:
     """Returns an image of each text, uint8 [texts, height, width, channels].
 
@@ -140,11 +141,12 @@ class TextToImage(SampledPixels):
       texts: the texts.
       strategy: decoding strategy; None: the task's.
       seed: random seed.
+      numbers: numbers of the images, with which samples do not depend on the batch; None: from 0.
     """
     palette = self.palette
     rows = np.stack([text_row(palette, text, self.text_length) for text in texts])
     prompts = np.pad(rows, ((0, 0), (1, 0)), constant_values=palette.bos_id)
     colours = np.arange(palette.vocab_size) >= palette.first
     allowed = np.broadcast_to(colours, (len(texts), self.num_pixels, len(colours)))
-    ids = self.sampled(model, prompts, allowed, strategy, seed)
+    ids = self.sampled(model, prompts, allowed, strategy, seed, numbers)
     return palette.image(ids, *self.image_shape[:2])

@@ -62,7 +62,7 @@ def test_sampling_token_by_token_has_the_probabilities_of_the_forward_pass(pixel
     [kind.allowed(TASK.palette, image) for kind in (AllPixels(), LowerPixels(), CentralPixels())]
   ).reshape(3, SIDE * SIDE, -1)
   prompts = np.full((3, 1), 4, np.int32)
-  out = TASK._sampled(pixels, prompts, allowed, TASK.strategy, 0)
+  out = TASK._sampled(pixels, prompts, allowed, TASK.strategy, jax.random.key(0))
   ids = np.asarray(out.tokens)[:, 0]
   assert allowed[np.arange(3)[:, None], np.arange(SIDE * SIDE), ids].all()
   np.testing.assert_array_equal(ids[1].reshape(SIDE, SIDE)[:2], image[:2])
