@@ -8,7 +8,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint, is_former
 
-__all__ = ['Windows', 'calendar_of', 'seasonal_naive']
+__all__ = ['Windows', 'calendar_of', 'scale_of', 'seasonal_naive']
 
 
 def _since(unit: str, whole: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -49,7 +49,7 @@ class Windows(Sequence[dict[str, Any]]):
   """All windows of series whose values after the context are in the split; the first of a series comes first.
 
   A row has `series` float32 [context, channels] and `future` float32 [horizon, channels], with NaN for missing values,
-  `calendar` int32 [context + horizon, fields], `weight` (1), and `number`, int32: which series. Windows without any value in the
+  `scale` float32 [channels], `calendar` int32 [context + horizon, fields], `weight` (1), and int32 `number`, which series, and `index`, which window. Windows without any value in the
   context or in the future of each channel are rows too. The context never reaches before the first value.
 
   Args:
@@ -58,6 +58,7 @@ class Windows(Sequence[dict[str, Any]]):
     horizon: number of values after it.
     stride: number of values from the beginning of a window to that of the next one.
     fields: fields of the calendar.
+    scale: scale of each channel, the same for all windows; None: 1.
   """
 
   def __init__(
@@ -68,7 +69,10 @@ class Windows(Sequence[dict[str, Any]]):
     horizon: int,
     stride: int = 1,
     fields: Sequence[str] = (),
+    scale: np.ndarray | None = None,
   ):
+    num_channels = examples[0]['values'].shape[1] if examples else 0
+    self.scale = np.asarray(np.ones(num_channels) if scale is None else scale, np.float32)
     self.examples, self.context, self.horizon = examples, context, horizon
     self.settings = context, horizon, stride, tuple(fields)
     self.calendars = [calendar_of(e['times'], fields, e['known']) for e in examples]
@@ -89,7 +93,7 @@ class Windows(Sequence[dict[str, Any]]):
     else:
       names = 'name', 'begin', 'values', 'times', 'known'
       contents = [[e[name] for name in names] for e in self.examples]
-    return fingerprint(*self.settings, fingerprint(*contents))
+    return fingerprint(*self.settings, self.scale.tolist(), fingerprint(*contents))
 
   def place(self, index: int) -> tuple[int, int]:
     """Returns the number of the series of a window and the index of its first value."""
@@ -109,10 +113,19 @@ class Windows(Sequence[dict[str, Any]]):
     return {
       'series': values[start:middle],
       'future': values[middle:end],
+      'scale': self.scale,
       'calendar': self.calendars[number][start:end],
       'weight': np.float32(1.0),
       'number': np.int32(number),
+      'index': np.int32(range(len(self))[index]),
     }
+
+
+def scale_of(examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+  """Returns the standard deviation of each channel over all values of series, float32 [channels]; 1 for a constant channel."""
+  columns = np.concatenate([example['values'] for example in examples]).astype(np.float64).T
+  present = [column[~np.isnan(column)] for column in columns]
+  return np.array([y.std() if len(y) and np.ptp(y) else 1.0 for y in present], np.float32)
 
 
 def seasonal_naive(context: np.ndarray, horizon: int, seasons: Sequence[int]) -> np.ndarray:

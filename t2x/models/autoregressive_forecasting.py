@@ -24,7 +24,7 @@ from t2x.layers import (
   linear_values,
   named_key,
 )
-from t2x.layers.keys import fold_in
+from t2x.layers.keys import fold_in, row_keys
 from t2x.models.bodies import Decoder, Encoder
 from t2x.models.forecast_distributions import ForecastDistribution, StudentT
 from t2x.models.forecasting import MeanScaler, Scaler, observed_values
@@ -205,8 +205,11 @@ class AutoregressiveForecaster(nnx.Module):
       series: values of the past; NaN for missing values.
       calendar: fields of past and future, [batch, past + horizon, fields].
       num_samples: number of paths of each row.
-      key: random key [].
+      key: random key [], or one per row [batch].
     """
+    rows = key if key.shape else row_keys(key, len(series))
+    # One key per path, so that a path does not depend on the other rows.
+    keys = jax.vmap(row_keys, (0, None))(rows, num_samples).reshape(-1)
     past, loc, scale = self._scaled(series)
     _, source = self._encode(past, calendar, loc, scale)
     cache = self.decoder.init_cache(len(series), self.horizon, jnp.float32, source)
@@ -227,7 +230,7 @@ class AutoregressiveForecaster(nnx.Module):
       tokens = Tokens(positions=positions, segments=jnp.ones_like(positions))
       out = decoder(x, None, tokens=tokens, cache=cache)
       parameters = self._parameters(out.x, loc, scale)
-      value = self.distribution.sample(parameters, fold_in(key, number))
+      value = jax.vmap(self.distribution.sample)(parameters, fold_in(keys, number))
       buffer = jax.lax.dynamic_update_slice_in_dim(buffer, (value - loc) / scale, at, axis=1)
       return (buffer, out.cache), value[:, 0]
 

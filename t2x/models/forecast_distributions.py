@@ -53,7 +53,7 @@ class ForecastDistribution(abc.ABC):
     Args:
       parameters: parameters in units of the values.
       values: the values.
-      scale: scale of the values, in units of which errors are.
+      scale: scale in units of which errors are.
     """
 
   @abc.abstractmethod

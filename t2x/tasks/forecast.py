@@ -11,7 +11,8 @@ import numpy as np
 from t2x.base.calendar import CalendarField
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
-from t2x.data import SeriesSource, Windows
+from t2x.data import SeriesSource, Windows, scale_of
+from t2x.layers.keys import row_keys
 from t2x.models import Inputs, Output
 from t2x.tasks.base import Task, TaskOutput
 
@@ -23,8 +24,10 @@ class Forecast(Task):
   """Predicts the `horizon` values of each channel after a context, by the loss of the model's distribution.
 
   Training reads every window of the split in random order, evaluation those that begin at multiples of `stride`. Missing
-  values are NaN in the context, and have no weight in the loss. Metrics: loss; mae, the mean absolute error of the forecast's
-  mean, median or location in units of the scale of the context.
+  values are NaN in the context, and have no weight in the loss, nor has a channel without values in the context. Metrics:
+  loss; mae, the mean absolute error of the forecast's mean, median or location. Errors are in units of the standard deviation
+  of each channel over the train split, as in PatchTST and Informer, which standardise the values; the likelihood of
+  `StudentT` is that of the values themselves.
 
   Attributes:
     context: number of values of the context.
@@ -71,12 +74,14 @@ class Forecast(Task):
       UserError: every series is shorter than a window.
     """
     self.check_split(split)
+    training = self.series_source.load(self.train_split)
     windows = Windows(
-      self.series_source.load(split),
+      training if split == self.train_split else self.series_source.load(split),
       context=self.context,
       horizon=self.horizon,
       stride=1 if split == self.train_split else self.stride,
       fields=self.fields,
+      scale=scale_of(training),
     )
     if not len(windows):
       raise UserError(
@@ -90,8 +95,8 @@ class Forecast(Task):
     return SelectArrays(tuple(self.spec(1)))
 
   def spec(self, batch_size):
-    """Returns series: float32 [batch, context, channels], future: float32 [batch, horizon, channels], weight: float32
-    [batch]."""
+    """Returns series: float32 [batch, context, channels], future: float32 [batch, horizon, channels], scale: float32
+    [batch, channels], weight: float32 [batch]."""
     channels = len(self.series_source.channels)
 
     def array(*shape: int) -> jax.ShapeDtypeStruct:
@@ -100,6 +105,7 @@ class Forecast(Task):
     return {
       'series': array(self.context, channels),
       'future': array(self.horizon, channels),
+      'scale': array(channels),
       'weight': array(),
     }
 
@@ -113,8 +119,10 @@ class Forecast(Task):
       )
 
   def target_weights(self, batch):
-    """Returns 1 for each value of the future that is not missing, 0 for the others, [batch, horizon, channels]."""
-    return ~jnp.isnan(batch['future']) * batch['weight'][:, None, None]
+    """Returns 1 for each value of the future that is not missing and has values before it, 0 for the others, [batch, horizon,
+    channels]."""
+    known = (~jnp.isnan(batch['series'])).any(axis=1, keepdims=True)
+    return (~jnp.isnan(batch['future']) & known) * batch['weight'][:, None, None]
 
   def predictions(self, model: Any, batch: Any, key: jax.Array | None) -> Output:
     """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""
@@ -134,7 +142,9 @@ class Forecast(Task):
     """Returns the loss and the absolute errors."""
     weights = self.weighted_targets(batch)
     out = self.predictions(model, batch, key)
-    scale = out.heads['scale']
+    scale = batch['scale'][:, None]
+    # A row of padding has the scale 0.
+    scale = jnp.where(scale > 0, scale, 1)
     values = jnp.where(weights > 0, batch['future'], out.heads['loc'])
     losses = model.distribution.loss(out.x, values, scale)
     errors = jnp.abs(model.distribution.centre(out.x) - values) / scale
@@ -183,9 +193,12 @@ class AutoregressiveForecast(Forecast):
     return self.calendar
 
   def spec(self, batch_size):
-    """Also returns calendar: int32 [batch, context + horizon, fields]."""
+    """Also returns calendar: int32 [batch, context + horizon, fields]; index: int32 [batch], the number of the window."""
     shape = batch_size, self.context + self.horizon, len(self.calendar)
-    return super().spec(batch_size) | {'calendar': jax.ShapeDtypeStruct(shape, jnp.int32)}
+    return super().spec(batch_size) | {
+      'calendar': jax.ShapeDtypeStruct(shape, jnp.int32),
+      'index': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+    }
 
   def check_model(self, model):
     """Also raises UserError if the model has another calendar, or no samples."""
@@ -202,10 +215,9 @@ class AutoregressiveForecast(Forecast):
     return model(batch['series'], batch['calendar'], batch['future'], key=key)
 
   def forecasts(self, model, batch):
-    """Returns sampled paths, [batch, samples, horizon, channels]."""
-    key = jax.random.key(self.seed)
-    arrays = batch['series'], batch['calendar']
-    return model.sample(*arrays, num_samples=self.num_samples, key=key)
+    """Returns sampled paths, [batch, samples, horizon, channels], which depend on the window and not on its batch."""
+    keys = row_keys(jax.random.key(self.seed), batch['index'])
+    return model.sample(batch['series'], batch['calendar'], num_samples=self.num_samples, key=keys)
 
   def quantiles(self, distribution, forecasts, levels):
     """Returns quantiles of the paths of one row."""

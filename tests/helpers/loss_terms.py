@@ -185,6 +185,8 @@ def batch_of(task, num_rows=8, seed=0):
       return rng.normal(size=shape)
     if name == 'future':
       return np.where(rng.random(shape) < 0.3, np.nan, rng.normal(size=shape))
+    if name == 'scale':
+      return rng.uniform(0.5, 2, shape)
     if name == 'weight':
       return rng.permutation(np.arange(num_rows) % 3 > 0)
     if name in ('weights', 'word_weights'):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t2x.experiments import read_config
+from t2x.tasks import Forecast
 from tests.helpers.renamed import model_of
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -88,13 +89,16 @@ def test_forecasts_losses_and_gradients_equal_patchtst_of_transformers(compared,
   overrides = [*OVERRIDES, f'Forecaster.distribution={distribution}']
   shapes = read_config([FILE], overrides).build().shapes()
   parameters = dict(theirs.named_parameters())
+  task = Forecast(context=CONTEXT, horizon=HORIZON)
+  batch = {'series': jnp.where(MISSING, jnp.nan, PAST), 'future': jnp.asarray(FUTURE)}
+  batch |= {'scale': jnp.ones((4, CHANNELS)), 'weight': jnp.ones(4)}
 
   def ours(arrays):
     model = model_of(shapes, rename, arrays)
     out = model(jnp.where(MISSING, jnp.nan, PAST))
-    # transformers' loss is in units of the values, and its likelihood is that of all channels.
-    losses = model.distribution.loss(out.x, FUTURE, jnp.ones((1, 1, 1)))
-    return losses.mean() * (CHANNELS if loss == 'nll' else 1), out
+    # PatchTST reads values in units of their standard deviation. The likelihood of transformers is that of all channels.
+    total, weight = task.sums(model, batch, None).metrics['loss']
+    return total / weight * (CHANNELS if loss == 'nll' else 1), out
 
   arrays = {n: jnp.asarray(p.detach().numpy(), jnp.float32) for n, p in parameters.items()}
   (value, own), slopes = jax.jit(jax.value_and_grad(ours, has_aux=True))(arrays)

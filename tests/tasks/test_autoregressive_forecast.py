@@ -106,6 +106,20 @@ def test_paths_do_not_depend_on_the_future_and_vary():
   np.testing.assert_allclose(quantiles[..., 1], np.median(paths[0], axis=0), rtol=1e-6)
 
 
+def test_the_paths_of_a_window_depend_on_neither_its_place_nor_its_batch():
+  own, forecaster = task(), model()
+  batch = batch_of(own)
+  paths = own.forecasts(forecaster, batch)
+  for places in ([3, 1, 2, 0], [2], [1, 1, 3]):
+    part = {name: array[jnp.asarray(places)] for name, array in batch.items()}
+    np.testing.assert_allclose(
+      own.forecasts(forecaster, part), paths[jnp.asarray(places)], rtol=1e-5
+    )
+  # Windows with equal values have other paths.
+  same = {name: array[jnp.zeros(4, int)] for name, array in batch.items()}
+  assert not np.allclose(*own.forecasts(forecaster, same | {'index': batch['index']})[:2])
+
+
 def test_each_path_has_the_distributions_of_a_forward_pass_over_it(monkeypatch):
   own, forecaster = task(), model()
   batch = batch_of(own)

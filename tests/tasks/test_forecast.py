@@ -11,12 +11,21 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import SeriesSource
+from t2x.data import SeriesSource, scale_of
 from t2x.data.sources.series import Series
 from t2x.experiments import read_config
-from t2x.models import Decomposition, Forecaster, PointForecast, Quantiles, StudentT
+from t2x.models import (
+  Decomposition,
+  Forecaster,
+  MeanScaler,
+  PointForecast,
+  Quantiles,
+  StandardScaler,
+  StudentT,
+)
 from t2x.tasks import DrawnForecasts, Forecast, ForecastScores
 from t2x.tasks.evaluators import Evaluated
+from t2x.tasks.forecast_scores import window_scores
 from t2x.tasks.prediction import predict
 
 CONTEXT, HORIZON, SEASON = 8, 3, 4
@@ -119,6 +128,68 @@ def test_missing_values_have_no_effect_and_finite_gradients():
   np.testing.assert_allclose(heads['scale'][:, 0], np.nanstd(batch['series'], axis=1), rtol=1e-4)
   nothing = batch['series'][:1].at[:, :, 0].set(jnp.nan)
   assert np.isfinite(model(nothing).x).all()
+
+
+def in_loops(own, model, batch):
+  """The mean loss of the observed values of a batch, one value after another in float64."""
+  forecasts = np.asarray(own.predictions(model, batch, None).x, np.float64)[..., 0]
+  train = np.concatenate([one['values'] for one in own.source.load('train')]).astype(np.float64)
+  unit = np.nanstd(train, axis=0)
+  errors = [
+    (forecasts[i, t, c] - batch['future'][i, t, c]) / unit[c]
+    for i, t, c in np.ndindex(batch['future'].shape)
+    if not np.isnan(batch['future'][i, t, c]) and not np.isnan(batch['series'][i, :, c]).all()
+  ]
+  return np.mean(np.square(errors)), np.mean(np.abs(errors))
+
+
+def test_errors_are_in_units_of_the_training_split():
+  own, model = task(), forecaster()
+  for split in ('train', 'validation'):
+    batch = batch_of(own, split, 4)
+    sums = own.sums(model, batch, None).metrics
+    loss, error = in_loops(own, model, batch)
+    assert float(sums['loss'][0] / sums['loss'][1]) == pytest.approx(loss, rel=1e-4)
+    assert float(sums['mae'][0] / sums['mae'][1]) == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize('scaler', [StandardScaler(), MeanScaler()])
+@pytest.mark.parametrize('value', [0.0, 3.0])
+def test_a_flat_context_weighs_as_much_as_any_other(scaler, value):
+  own, model = task(), forecaster(scaler=scaler)
+  batch = {name: jnp.nan_to_num(array) for name, array in batch_of(own).items()}
+  flat = batch | {'series': batch['series'].at[0, :, 0].set(value)}
+  losses = [own.sums(model, b, None).metrics['loss'][0] for b in (batch, flat)]
+  # All forecasts and values of the channel are within 6 units.
+  assert abs(losses[1] - losses[0]) < 6**2 * HORIZON + losses[0]
+
+
+def test_a_channel_without_values_in_the_context_has_no_weight():
+  own, model = task(), forecaster()
+  batch = {name: jnp.nan_to_num(array) for name, array in batch_of(own).items()}
+  missing = batch | {'series': batch['series'].at[0, :, 1].set(jnp.nan)}
+  changed = missing | {'future': missing['future'].at[0, :, 1].set(1e6)}
+  assert float(own.weights(missing)['loss']) == batch['future'].size - HORIZON
+  sums = [own.sums(model, b, None).metrics for b in (missing, changed)]
+  assert all(float(s['loss'][0]) == float(sums[0]['loss'][0]) for s in sums)
+  assert np.isfinite(float(sums[0]['loss'][0]))
+
+
+def test_the_scale_of_a_constant_channel_is_1():
+  values = np.array([[3, np.nan, 1], [3, np.nan, 2], [3, np.nan, np.nan]], np.float32)
+  np.testing.assert_allclose(scale_of([{'values': values}]), [1, 1, 0.5])
+
+
+def test_forecasts_that_are_nan_have_infinite_errors():
+  """A model that fails in some windows must not be scored by the others."""
+  future, levels = np.ones((4, 1)), (0.1, 0.5, 0.9)
+  quantiles = np.ones((4, 1, 3))
+  quantiles[2] = np.nan
+  future[3] = np.nan
+  scores = window_scores(future, quantiles, levels)
+  np.testing.assert_array_equal(scores['mase'][:, 0], [0, 0, np.inf, np.nan])
+  np.testing.assert_array_equal(scores['crps'][:, 0], [0, 0, np.inf, np.nan])
+  np.testing.assert_array_equal(scores['coverage'][:, 0], [1, 1, 0, np.nan])
 
 
 def test_each_channel_is_forecast_from_its_own_values():
