@@ -25,11 +25,18 @@ GROUPS = (
   *('Activities', 'Objects', 'Symbols', 'Flags'),
 )
 # Increment when the same files give other examples.
-VERSION = 1
+VERSION = 2
 
 # Skin tones, and the signs of genders after a zero-width joiner.
 TONE, GENDER = re.compile('[\U0001f3fb-\U0001f3ff]'), re.compile('\u200d[\u2640\u2642]')
 MAN, WOMAN, PERSON = '\U0001f468', '\U0001f469', '\U0001f9d1'
+# Persons and children joined: a family. Then one character for a gender, or for persons joined, and its neutral form.
+FAMILY = re.compile('[\U0001f9d1\U0001f9d2](\u200d[\U0001f9d1\U0001f9d2])+')
+NEUTRAL = {
+  '👦': '🧒', '👧': '🧒', '👴': '🧓', '👵': '🧓', '🤴': '🫅', '👸': '🫅', '🤰': '🫄', '🫃': '🫄',
+  '🎅': '🧑\u200d🎄', '🤶': '🧑\u200d🎄', '🕺': '💃', '👫': '🧑\u200d🤝\u200d🧑', '👬': '🧑\u200d🤝\u200d🧑',
+  '👭': '🧑\u200d🤝\u200d🧑', '💑': '🧑\u200d❤\u200d🧑', '💏': '🧑\u200d❤\u200d💋\u200d🧑', '🫱\u200d🫲': '🤝',
+}  # fmt: skip
 # Requests an emoji instead of a sign of text. CLDR and the font leave it out.
 VARIANT = '\ufe0f'
 
@@ -40,7 +47,8 @@ class Emoji(Fetched, Sample, ClassSource):
   'grinning face', `label`, the number of their group ('Food & Drink'), and `emoji`, the characters.
 
   A hash of its base, which has no skin tone and no gender, assigns an emoji to train (80 %), validation (10 %) or
-  test (10 %): no split has a variant of an emoji of another split.
+  test (10 %): no split has a variant of an emoji of another split. Families have one base, and emoji with equal pictures,
+  such as the flags of Norway and Svalbard, that of the first.
 
   Attributes:
     folder: folder of the unpacked packages; None: the folder of `t2x data fetch emoji`.
@@ -88,20 +96,26 @@ class Emoji(Fetched, Sample, ClassSource):
     font, *names, groups = self.data_files()
     texts = dict(pair for file in names for pair in _texts(file, self.keywords))
     pictures = _pictures(font)
+    bases: dict[bytes, str] = {}
     for emoji, group in _groups(groups).items():
-      if emoji not in texts or (TONE.search(emoji) and not self.skin_tones):
-        continue
       png = pictures(emoji)
-      if png is not None and split_of(base_of(emoji), SPLITS) == split:
+      if png is None or emoji not in texts:
+        continue
+      base = bases.setdefault(png, base_of(emoji))
+      skipped = TONE.search(emoji) and not self.skin_tones
+      if not skipped and split_of(base, SPLITS) == split:
         image = _on_white(png, self.size)
         label = GROUPS.index(group)
         yield {'source': image, 'target': texts[emoji], 'label': label, 'emoji': emoji}
 
 
 def base_of(emoji: str) -> str:
-  """Returns an emoji without its skin tones and genders."""
+  """Returns an emoji without its skin tones and genders; '👪' for all families."""
   neutral = GENDER.sub('', TONE.sub('', emoji).replace(VARIANT, ''))
-  return neutral.replace(MAN, PERSON).replace(WOMAN, PERSON)
+  neutral = neutral.replace(MAN, PERSON).replace(WOMAN, PERSON)
+  if FAMILY.fullmatch(neutral.replace('👦', '🧒').replace('👧', '🧒')):
+    return '👪'
+  return NEUTRAL.get(neutral, neutral)
 
 
 def _texts(path: Path, keywords: bool) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ __all__ = ['LibreOfficeHelp']
 # Split -> its buckets of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}
 # Increment when the same files give other text.
-VERSION = 2
+VERSION = 3
 
 PARAGRAPH = re.compile(r'<(\w+)\b[^>]*\sid="((?:par|hd)_[^"]*)"[^>]*>(.*?)</\1>', re.S)
 TAG = re.compile(r'(<[^>]*>)')
@@ -32,8 +32,8 @@ class LibreOfficeHelp(BuiltSource, Fetched):
   """Paragraphs and headings of the help in two languages (MPL-2.0): `source`, `target` and `name`.
 
   Pairs with equal texts and repeated pairs are omitted. A hash of its name assigns each file to
-  train (96 %), validation (2 %) or test (2 %); validation and test omit source texts of the train
-  split.
+  train (96 %), validation (2 %) or test (2 %). Validation omits pairs with a source or a target of
+  the train split, test also those of validation.
 
   Attributes:
     folder: folder of the unpacked packages libreoffice-help-*; None: the folder of
@@ -60,12 +60,12 @@ class LibreOfficeHelp(BuiltSource, Fetched):
         pairs[split_of(name.as_posix(), SPLITS)] += _aligned(path, targets / name, name.as_posix())
     if not pairs['train']:
       raise UserError(f'no pairs of paragraphs in {sources} and {targets}: fetch them again')
-    trained = {pair['source'] for pair in pairs['train']}
-    return {
-      'train': _distinct(pairs['train'], without=set()),
-      'validation': _distinct(pairs['validation'], without=trained),
-      'test': _distinct(pairs['test'], without=trained),
-    }
+    splits: dict[str, list[Example]] = {}
+    seen: set[tuple[str, str]] = set()
+    for split in SPLITS:
+      splits[split] = _distinct(pairs[split], without=seen)
+      seen |= {(side, pair[side]) for pair in splits[split] for side in ('source', 'target')}
+    return splits
 
   def fingerprint(self) -> str:
     """Identifies the languages and the content of all files."""
@@ -96,13 +96,14 @@ def _aligned(source: Path, target: Path, name: str) -> Iterator[Example]:
       yield {'source': text, 'target': targets[key], 'name': name}
 
 
-def _distinct(pairs: list[Example], *, without: set[str]) -> list[Example]:
-  """Removes repeated pairs and pairs whose source text is in `without`."""
+def _distinct(pairs: list[Example], *, without: set[tuple[str, str]]) -> list[Example]:
+  """Removes repeated pairs and pairs with a source or a target, (side, text), in `without`."""
   first = {(pair['source'], pair['target']): pair for pair in reversed(pairs)}
   return [
     pair
     for pair in pairs
-    if first[pair['source'], pair['target']] is pair and pair['source'] not in without
+    if first[pair['source'], pair['target']] is pair
+    and not without & {(side, pair[side]) for side in ('source', 'target')}
   ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Rate, Text
-from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
+from t2x.data.prepared_folders import cache_folder, fingerprint, is_former, prepare
 from t2x.data.sources.base import (
   Example,
   Source,
@@ -26,8 +26,10 @@ __all__ = ['HeldOut']
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 # Number of buckets of `HeldOut`, and of the finest division.
 BUCKETS = 1_000_000
-# Fields that a model reads; the first that an example has decides its split.
-INPUTS = ('text', 'source', 'context', 'words', 'image')
+# Fields that a model reads; the first that an example has decides its split. A picture or recording may have several texts.
+INPUTS = ('image', 'audio', 'video', 'text', 'source', 'context', 'words')
+# Those of version 1 of fingerprints.
+FORMER = ('text', 'source', 'context', 'words', 'image')
 
 
 def split_of(content: str | bytes, splits: Mapping[str, range] = SPLITS, buckets: int = 100) -> str:
@@ -61,7 +63,7 @@ class HeldOut(Source):
     test: share of the test split; 0: no such split.
     split: split to divide. It keeps the remaining examples.
     key: field with the content to hash, such as 'name' to keep the parts of a document together;
-      None: the first of text, source, context, words and image that an example has.
+      None: the first of image, audio, video, text, source, context and words that an example has.
   """
 
   source: Source
@@ -113,7 +115,16 @@ class HeldOut(Source):
   def fingerprint(self) -> str:
     """Identifies the source, the shares and the key."""
     settings = (self.validation, self.test, self.split, self.key)
-    return fingerprint('HeldOut', self.source.fingerprint(), settings)
+    inputs = () if is_former() and not self._moved() else (INPUTS,)
+    return fingerprint('HeldOut', self.source.fingerprint(), settings, *inputs)
+
+  def _moved(self) -> bool:
+    """Returns whether version 1 divided the examples by another field, so that its runs cannot be resumed."""
+    if self.key is not None:
+      return False
+    example = next(iter(self.source.load(self.split)), {})
+    first = [next((n for n in names if n in example), None) for names in (INPUTS, FORMER)]
+    return first[0] != first[1]
 
   def _held_out(self) -> dict[str, float]:
     shares = {'validation': self.validation, 'test': self.test}

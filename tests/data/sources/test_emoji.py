@@ -10,7 +10,8 @@ from PIL import Image
 
 from t2x.base.errors import UserError
 from t2x.data import Emoji
-from t2x.data.samples.emoji import base_of
+from t2x.data.samples.emoji import SPLITS, base_of
+from t2x.data.sources.held_out import split_of
 
 NAMES = {
   '👍': 'thumbs up',
@@ -18,6 +19,8 @@ NAMES = {
   '🏃‍♀': 'woman running',
   '🍕': 'pizza',
   '🏽': 'medium skin tone',
+  '🇲🇫': 'flag: St. Martin',
+  '🇫🇷': 'flag: France',
 }
 GROUPS = """# group: People & Body
 1F44D                ; fully-qualified # E0.6 thumbs up
@@ -29,6 +32,9 @@ GROUPS = """# group: People & Body
 # group: Food & Drink
 1F355                ; fully-qualified # E0.6 pizza
 1F354                ; fully-qualified # E0.6 hamburger
+# group: Flags
+1F1F2 1F1EB          ; fully-qualified # E2.0 flag: St. Martin
+1F1EB 1F1F7          ; fully-qualified # E0.6 flag: France
 """
 
 
@@ -70,7 +76,8 @@ def packages(tmp_path, monkeypatch):
   table = SimpleNamespace(ligatures=ligatures)
   lookups = SimpleNamespace(Lookup=[SimpleNamespace(SubTable=[SimpleNamespace(), table])])
   tables = {
-    'CBDT': SimpleNamespace(strikeData=[{e: picture(40 * i) for i, e in enumerate(NAMES)}]),
+    # The flags are equal.
+    'CBDT': SimpleNamespace(strikeData=[{e: picture(40 * min(i, 5)) for i, e in enumerate(NAMES)}]),
     'GSUB': SimpleNamespace(table=SimpleNamespace(LookupList=lookups)),
   }
 
@@ -106,6 +113,28 @@ def test_variants_of_an_emoji_are_in_one_split(packages):
   assert found['👍'][0] == found['👍🏽'][0]
   assert base_of('🏃🏽‍♀️') == base_of('🏃') == '🏃'
   assert base_of('👩🏿‍🚀') == base_of('👨‍🚀') == base_of('🧑‍🚀')
+
+
+@pytest.mark.parametrize(
+  'variants',
+  [
+    ['👫', '👬🏽', '👭', '🧑‍🤝‍🧑', '👩🏻‍🤝‍👨🏿'],
+    ['💑', '👩‍❤️‍👨', '🧑🏻‍❤️‍🧑🏿'],
+    ['💏', '👨‍❤️‍💋‍👨', '🧑🏻‍❤️‍💋‍🧑🏿'],
+    ['👪', '👨‍👩‍👧', '👩‍👦‍👦', '🧑‍🧑‍🧒', '👨‍👨‍👧‍👦'],
+    ['🎅', '🤶🏿', '🧑‍🎄'],
+    ['🤝', '🤝🏽', '🫱🏻‍🫲🏿'],
+  ],
+)
+def test_persons_that_are_joined_have_one_base(variants):
+  assert len(set(map(base_of, variants))) == 1
+  assert base_of('🧑') not in map(base_of, variants)
+
+
+def test_emoji_with_equal_pictures_are_in_one_split(packages):
+  assert split_of('🇲🇫', SPLITS) != split_of('🇫🇷', SPLITS)
+  found = everything(Emoji(folder=str(packages)))
+  assert found['🇲🇫'][0] == found['🇫🇷'][0]
 
 
 def test_skin_tones_and_keywords_are_settings(packages):

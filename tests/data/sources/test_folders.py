@@ -65,6 +65,21 @@ def test_help_is_aligned_distinct_and_split_by_file(help_folder):
   assert 'tensorflow' not in sys.modules
 
 
+def test_no_source_or_target_of_the_help_is_in_two_splits(help_folder, tmp_path):
+  """Paragraphs of which only the source, or only the target, is repeated in other files."""
+  for language, texts in (('en-US', ('one', 'two {}')), ('de', ('eins {}', 'zwei'))):
+    for i in range(300):
+      page = ''.join(f'<p id="par_id{n}">{text}</p>' for n, text in enumerate(texts))
+      path = next(tmp_path.rglob(f'{language}/text/part{i % 3}/{i}.html'))
+      path.write_text(path.read_text() + page.format(i))
+  source = LibreOfficeHelp(folder=help_folder)
+  splits = {split: list(source.load(split)) for split in source.splits()}
+  for side in ('source', 'target'):
+    texts = [text for part in splits.values() for text in {pair[side] for pair in part}]
+    assert len(texts) == len(set(texts))
+  assert all(map(len, splits.values()))
+
+
 def test_help_is_fingerprinted_by_content(help_folder, tmp_path):
   source = LibreOfficeHelp(folder=help_folder)
   before = source.fingerprint()

@@ -11,6 +11,7 @@ from tiny_sources import Listed
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, Digits, HeldOut, JsonLines, Part, Source, StandardLibrary, TextFiles
+from t2x.data.prepared_folders import fingerprint, former_fingerprints
 from t2x.data.samples import libreoffice, standard_library
 from t2x.data.sources.held_out import BUCKETS, SPLITS, split_of
 from t2x.experiments import read_experiment
@@ -94,6 +95,36 @@ def test_examples_of_equal_content_are_in_one_split(content):
   assert all(map(len, contents.values()))
 
 
+@pytest.mark.parametrize('kind', ['image', 'audio', 'video'])
+@pytest.mark.parametrize('text', ['text', 'source'])
+def test_a_picture_or_recording_with_several_texts_is_in_one_split(kind, text):
+  examples = tuple(
+    {text: f'text {i}', kind: np.full((2, 3), i % 100, np.uint8), 'id': i} for i in range(400)
+  )
+  found = ids(HeldOut(source=Listed(examples), validation=0.3, test=0.2))
+  contents = {split: {i % 100 for i in part} for split, part in found.items()}
+  assert sum(map(len, contents.values())) == len(set.union(*contents.values())) == 100
+
+
+@pytest.mark.parametrize(
+  ('example', 'key', 'moved'),
+  [
+    ({'image': 1, 'label': 0}, None, False),
+    ({'text': 'a'}, None, False),
+    ({'image': 1, 'text': 'a'}, None, True),
+    ({'audio': 1, 'source': 'a'}, None, True),
+    ({'image': 1, 'text': 'a'}, 'text', False),
+  ],
+)
+def test_an_older_run_has_the_same_fingerprint_unless_its_split_differs(example, key, moved):
+  source = HeldOut(source=Listed((example,)), validation=0.1, key=key)
+  settings = (0.1, 0.0, 'train', key)
+  with former_fingerprints():
+    older = fingerprint('HeldOut', source.source.fingerprint(), settings)
+    assert (source.fingerprint() != older) == moved
+  assert source.fingerprint() != older
+
+
 def test_key_keeps_the_parts_of_a_document_together():
   examples = tuple({'text': f'text {i}', 'id': i, 'name': i // 4} for i in range(400))
   split = {True: HeldOut(source=Listed(examples), test=0.3, key='name')}
@@ -172,7 +203,7 @@ def test_settings_that_cannot_be_are_refused(message, tmp_path):
   (tmp_path / 'a.jsonl').write_text(json.dumps({'body': 'x', 'n': 1}) + '\n')
   renamed = JsonLines(train=str(tmp_path / 'a.jsonl'), fields={'question': 'body'})
   said = message(HeldOut(source=renamed, test=0.1).load, 'train')
-  assert 'none of the fields text, source, context, words, image, but question' in said
+  assert 'none of the fields image, audio, video, text, source, context, words, but ques' in said
 
 
 CONFIG = """
