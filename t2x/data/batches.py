@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.data.prepared_folders import fingerprint
+from t2x.data.prepared_folders import fingerprint, is_former
 from t2x.data.shuffling import shuffled
 
 __all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'Repeated', 'evaluation_batches']
@@ -145,6 +145,7 @@ class Batches:
     order: Order | None = None,
     process_index: int = 0,
     process_count: int = 1,
+    content: str = '',
   ):
     """
     Args:
@@ -156,6 +157,7 @@ class Batches:
       order: order of the rows; None: `Shuffled`.
       process_index: index of this process, which reads the share of that index.
       process_count: number of equal consecutive shares of the global batch.
+      content: identifies the content of rows without a `fingerprint`.
 
     Raises:
       UserError: there are no rows, or batch_size is not a multiple of process_count.
@@ -164,6 +166,7 @@ class Batches:
       raise UserError('the data has no rows: batches need at least one')
     self.rows, self.transform, self.seed = rows, transform, seed
     self.batch_size, self.order = batch_size, order or Shuffled(len(rows), seed)
+    self.content = content
     self.part = _share(batch_size, process_index, process_count)
 
   @property
@@ -175,7 +178,9 @@ class Batches:
   def fingerprint(self) -> str:
     """Identifies the global stream of batches; equal on every process."""
     settings = self.batch_size, self.seed, self.order.identity
-    return fingerprint(rows_fingerprint(self.rows), len(self.rows), self.transform, *settings)
+    content = () if is_former() else (self.content,)
+    rows = *content, rows_fingerprint(self.rows), len(self.rows)
+    return fingerprint(*rows, self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epoch and the row index of each example in this process's share of a batch."""

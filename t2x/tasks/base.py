@@ -195,6 +195,7 @@ class Task(abc.ABC):
       order=self.order(rows, batch_size, seed),
       process_index=process_index,
       process_count=process_count,
+      content='' if hasattr(rows, 'fingerprint') else self.source.fingerprint(),
     )
 
   def describe_rows(self, rows: Any, num_steps: int, batch_size: int) -> str:

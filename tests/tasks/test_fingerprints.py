@@ -5,8 +5,13 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tiny_tasks
+
+from t2x.data import Source
+from t2x.data.prepared_folders import former_fingerprints
+from t2x.tasks import ImageClassification, Mixture
 
 
 @pytest.fixture(scope='module')
@@ -40,3 +45,35 @@ def test_two_processes_have_the_same_fingerprint(told, name):
 
 def test_tasks_have_fingerprints_of_their_own(told):
   assert len(set(told[0].values())) == len(told[0])
+
+
+class Pictures(Source):
+  """Pictures in memory, whose rows have no fingerprint."""
+
+  def __init__(self, shades):
+    self.shades = shades
+
+  def splits(self):
+    return ('train',)
+
+  def load(self, split):
+    return [{'image': np.full((2, 2, 1), shade, np.uint8), 'label': 0} for shade in self.shades]
+
+  def fingerprint(self):
+    return f'pictures {self.shades}'
+
+
+@pytest.mark.parametrize('mixed', [False, True])
+def test_the_fingerprint_follows_the_content_of_every_picture(mixed):
+  """Of rows in memory only the first, the middle and the last are read; the source identifies the others."""
+  found = []
+  for shades in ([0, 1, 2, 3, 4, 5, 6], [0, 1, 9, 3, 4, 5, 6]):
+    task = ImageClassification(source=Pictures(shades), image_shape=(2, 2, 1), num_classes=2)
+    task = Mixture(tasks={'pictures': task}) if mixed else task
+    batches = task.batches(task.rows('train'), batch_size=2, seed=0)
+    with former_fingerprints():
+      former = batches.fingerprint
+    found.append((batches.fingerprint, former))
+  assert found[0][0] != found[1][0]
+  # Older runs can be resumed.
+  assert found[0][1] == found[1][1]
