@@ -329,6 +329,16 @@ class Task(abc.ABC):
     default = math.nan if means['loss'][1] == 0 else 0.0
     return {name: total / weight if weight else default for name, (total, weight) in means.items()}
 
+  def of_examples(
+    self, examples: Mapping[str, np.ndarray]
+  ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Returns metrics of a split that are no means over examples, and the values to report by example.
+
+    Args:
+      examples: values of all examples by metric, [examples]; those of `example_metrics`.
+    """
+    return {}, dict(examples)
+
   def combine(self, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the metrics of an evaluation from those of the `parts` by name."""
     return dict(metrics[''])

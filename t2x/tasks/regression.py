@@ -18,8 +18,8 @@ from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['Correlations', 'TextRegression']
 
-# Sums over the examples from which Pearson's correlation is computed.
-_MOMENTS = ('x', 'y', 'xx', 'yy', 'xy')
+# The prediction and the number of an example, of which evaluation computes the correlation.
+_PAIR = ('pair/x', 'pair/y')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class TextRegression(FieldsTask):
   """Predicts a number for a text, or for a pair of texts, by the mean squared error, as BERT does for STS-B
   (https://arxiv.org/abs/1810.04805, section 4.1).
 
-  The head has one class logit, the prediction. Metrics: loss; pearson, the correlation of predictions and numbers;
-  `Correlations` also computes Spearman's.
+  The head has one class logit, the prediction. Metrics: loss; pearson, the correlation of predictions and numbers over the
+  split (in training that of deviations from the means of micro-batches); `Correlations` also computes Spearman's.
 
   Attributes:
     score: name of the field of the number.
@@ -41,7 +41,7 @@ class TextRegression(FieldsTask):
   head: ClassVar[str] = 'SequenceClassifier'
   best_metric: ClassVar[str] = 'pearson'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
-  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss'})
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', *_PAIR})
 
   @property
   def num_classes(self):
@@ -62,20 +62,29 @@ class TextRegression(FieldsTask):
     return logits[:, 0], out
 
   def sums(self, model, batch, key):
-    """Returns the loss and the moments of predictions and numbers."""
+    """Returns the loss, and predictions and numbers with their second moments about the means."""
     x, out = self.predictions(model, batch, key)
     y, weights = batch['target'], self.weighted_targets(batch)
-    moments = dict(zip(_MOMENTS, (x, y, x * x, y * y, x * y), strict=True))
-    values = {'loss': jnp.square(x - y)} | {f'moment/{n}': m for n, m in moments.items()}
-    sums = {name: ((value * weights).sum(), weights.sum()) for name, value in values.items()}
+    total = weights.sum()
+    # Moments about 0 would lose the variance of large numbers to rounding.
+    a, b = (v - (v * weights).sum() / jnp.maximum(total, 1e-9) for v in (x, y))
+    values = {'loss': jnp.square(x - y), 'pair/x': x, 'pair/y': y}
+    values |= {'moment/xx': a * a, 'moment/yy': b * b, 'moment/xy': a * b}
+    sums = {name: ((value * weights).sum(), total) for name, value in values.items()}
     return self.with_auxiliaries(sums, model, out, batch, key)
 
   def summarise(self, means, info=None):
     """Returns the metrics with pearson in place of the moments; it is 0 if one side is constant."""
     metrics = super().summarise(means, info)
-    x, y, xx, yy, xy = (metrics.pop(f'moment/{name}') for name in _MOMENTS)
-    variances = max(xx - x * x, 0.0) * max(yy - y * y, 0.0)
-    return metrics | {'pearson': (xy - x * y) / variances**0.5 if variances else 0.0}
+    xx, yy, xy = (metrics.pop(f'moment/{name}') for name in ('xx', 'yy', 'xy'))
+    for name in _PAIR:
+      del metrics[name]
+    return metrics | {'pearson': xy / (xx * yy) ** 0.5 if xx * yy else 0.0}
+
+  def of_examples(self, examples):
+    """Returns pearson over all examples in float64, and the loss of each."""
+    others = {name: values for name, values in examples.items() if name not in _PAIR}
+    return {'pearson': _pearson(*(examples[name].astype(np.float64) for name in _PAIR))}, others
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Returns the predicted number of each prompt; the texts of a pair are separated by a tab."""

@@ -178,7 +178,8 @@ class Inference:
     metrics |= {f'eval_{task.unit}': means['loss'][1]}
     # Without the rows that pad the last batch.
     rows_only = {name: np.concatenate(part)[: len(subset)] for name, part in examples.items()}
-    return Evaluation(metrics, examples=rows_only)
+    further, rows_only = task.of_examples(rows_only)
+    return Evaluation(metrics | further, examples=rows_only)
 
   def evaluators(
     self,

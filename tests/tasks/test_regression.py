@@ -18,6 +18,8 @@ from t2x.decode import Greedy
 from t2x.layers import normal, param
 from t2x.models import Output
 from t2x.tasks import Correlations, TextRegression
+from t2x.train import Experiment
+from t2x.train.evaluation import Inference
 
 
 class Scored(Source):
@@ -37,7 +39,7 @@ class Scored(Source):
     return self.examples
 
   def fingerprint(self):
-    return 'scored'
+    return f'scored {self.examples[0]["rating"]}'
 
 
 class Mean(WithLogits, nnx.Module):
@@ -57,6 +59,17 @@ class Mean(WithLogits, nnx.Module):
 
   def classify(self, x, segments, key):
     return (x * (segments != 0)[..., None]).sum(axis=1) / 9
+
+
+class Shifted(Mean):
+  """The same, plus a constant."""
+
+  def __init__(self, mean):
+    super().__init__()
+    self.mean = mean
+
+  def classify(self, x, segments, key):
+    return super().classify(x, segments, key) + self.mean
 
 
 @pytest.fixture
@@ -108,20 +121,35 @@ def test_the_correlations_with_a_constant_are_0(task):
     assert [metrics['pearson'], metrics['spearman']] == pytest.approx([0, 0], abs=1e-9)
 
 
-def test_the_metric_of_several_batches_is_the_correlation_of_all_examples(task):
-  model, rows = Mean(), list(task.rows('validation'))
-  x, y = numbers(task, model, rows)
-  totals = {}
-  for start in range(0, 23, 8):
-    part = rows[start : start + 8]
-    # A padded row does not count.
-    part.append(part[-1] | {'weight': 0 * part[-1]['weight'], 'target': np.float32(99)})
-    for name, pair in task.sums(model, batch_of(task, part), None).metrics.items():
-      totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-  metrics = task.summarise(totals)
+@pytest.mark.parametrize('batch_size', [8, 23])
+@pytest.mark.parametrize('mean', [0, 1000])
+def test_the_metric_of_several_batches_is_the_correlation_of_all_examples(task, mean, batch_size):
+  source = Scored()
+  source.examples = [e | {'rating': e['rating'] + mean} for e in source.examples]
+  task = dataclasses.replace(task, source=source)
+  x, y = numbers(task, Mean(), task.rows('validation'))
+  experiment = Experiment(model=lambda rngs: Shifted(mean), task=task)
+  inference = Inference(experiment, task.fitted, batch_size=batch_size)
+  params = inference.program.blueprint.params(Shifted(mean))
+  result = inference.evaluation(params, 'validation')
+  assert result.metrics.keys() == {'loss', 'pearson', 'eval_examples'}
+  assert result.metrics['pearson'] == pytest.approx(stats.pearsonr(x, y)[0], rel=1e-4)
+  assert result.metrics['loss'] == pytest.approx(np.mean((x + mean - y) ** 2), rel=1e-3)
+  assert result.examples.keys() == {'loss'}
+
+
+@pytest.mark.parametrize('mean', [0, 1000])
+def test_the_correlation_of_a_training_batch_is_that_of_its_rows_without_padding(task, mean):
+  rows = list(task.rows('validation'))[:8]
+  rows = [row | {'target': np.float32(row['target'] + mean)} for row in rows]
+  x, _ = numbers(task, Mean(), rows)
+  y = [float(row['target']) for row in rows]
+  # A padded row does not count.
+  rows.append(rows[-1] | {'weight': 0 * rows[-1]['weight'], 'target': np.float32(99)})
+  sums = task.sums(Shifted(mean), batch_of(task, rows), None).metrics
+  metrics = task.summarise({name: tuple(map(float, pair)) for name, pair in sums.items()})
   assert metrics.keys() == {'loss', 'pearson'}
   assert metrics['pearson'] == pytest.approx(stats.pearsonr(x, y)[0], rel=1e-4)
-  assert metrics['loss'] == pytest.approx(np.mean((x - y) ** 2), rel=1e-5)
 
 
 def test_the_gradient_is_that_of_the_mean_squared_error(task):
