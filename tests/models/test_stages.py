@@ -22,6 +22,7 @@ from t2x.layers import (
   MultiHeadAttention,
   PatchEmbedding,
   RandomScores,
+  Recurrent,
   Result,
   RoPE,
   SwitchFeedForward,
@@ -348,6 +349,16 @@ def test_a_stage_has_the_pattern_and_encoding_of_its_own():
   y = second(y, Call(tokens, Full(), encoding=both.encodings[1])).x
   np.testing.assert_allclose(both(x, Call(tokens)).x, y, atol=1e-6)
   assert both.patterns(Full()) == [Full() & Window(2) & Full(), Full() & Full() & Full()]
+
+
+def test_layers_are_built_with_the_pattern_around_the_stages():
+  """A recurrent layer reads only earlier tokens in a decoder, and has two directions in an encoder."""
+  layers = functools.partial(Stages, stages=[stack(mixer=Recurrent)], merge=None)
+  x, bodies = jax.random.normal(jax.random.key(0), (1, 5, 16)), {}
+  for body in (Decoder, Encoder):
+    bodies[body] = body(16, stack=layers, rngs=nnx.Rngs(0))
+    first = bodies[body](x).x[:, 0] == bodies[body](x.at[:, 1:].add(1)).x[:, 0]
+    assert bool(first.all()) == (body is Decoder)
 
 
 def test_vectors_of_a_stage_are_added_to_its_input():

@@ -143,6 +143,27 @@ def test_equal_and_undefined_values_are_no_improvement(mode):
   assert counts == [0, 0, 1, 2, 0, 1, 2, 3] and state.stops and state.best == sign * 0.5
 
 
+def test_a_first_value_that_is_nan_is_not_the_best():
+  state = EarlyStopping(3, 'score', 'min')
+  assert state.add({'score': float('nan')}) == {'evaluations_since_best': 1}
+  assert state.best is None
+  assert state.add({'score': 7.0}) == {'evaluations_since_best': 0} and state.best == 7.0
+
+
+@pytest.mark.parametrize('values', [(2.0, 1.0, 3.0), (2.0, 3.0, 1.0)])
+def test_a_restored_state_has_the_best_value_and_not_the_last(values):
+  """A checkpoint has the state before the evaluation at its step, and the metrics of that evaluation."""
+  state = EarlyStopping(3, 'score', 'min')
+  for value in values[:-1]:
+    state.add({'score': value})
+  saved, metrics = state.state(), {'score': values[-1]}
+  metrics |= state.add(metrics)
+  restored = EarlyStopping(3, 'score', 'min')
+  restored.restore(saved, metrics)
+  assert restored == state and restored.best == 1.0
+  assert restored.add({'score': 1.5}) == state.add({'score': 1.5})
+
+
 @pytest.mark.parametrize(
   'settings', [{'eval_every': 0}, {'eval_every': 10}, {'eval_every': 2, 'patience': 14}]
 )

@@ -155,6 +155,15 @@ def test_slots_by_choice_equal_top_n_gating(compared):
   np.testing.assert_allclose(routing.aux.losses['router_z'].mean(), z.item(), **TOLERANCE)
 
 
+def test_the_z_loss_is_the_mean_over_the_tokens_of_a_row_without_padding():
+  part, x = router(balance=0.0, losses=(ZLoss(coefficient=0.5),)), inputs()
+  found = part(x, call(SEGMENTS)).aux.losses['router_z']
+  scores = np.asarray(x, np.float64) @ np.asarray(part.kernel[...], np.float64)
+  squares = np.log(np.exp(scores).sum(axis=-1)) ** 2
+  expected = [0.5 * row[own != 0].mean() for row, own in zip(squares, SEGMENTS, strict=True)]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_the_gradients_of_the_losses_equal_those_of_top_n_gating(compared):
   losses = (RowBalance(coefficient=0.7, num_choices=1), ZLoss(coefficient=0.3))
   part, x = router(balance=0.0, losses=losses), inputs()

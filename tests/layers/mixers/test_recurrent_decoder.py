@@ -99,6 +99,22 @@ def test_decoding_token_by_token_equals_the_forward_pass(model):
     np.testing.assert_allclose(logits[:, 0], full[:, i], atol=2e-5)
 
 
+@pytest.mark.parametrize('kind', [RecurrentDecoder, StateBeforeDecoder])
+def test_a_packed_document_sees_neither_state_nor_output_of_the_document_before(kind):
+  """Documents of three and two tokens, each with a source of its own, against a row for each."""
+  decoder = moved(kind(WIDTH, rngs=nnx.Rngs(0)))
+  source = jax.random.normal(jax.random.key(1), X.shape)
+
+  def output(x, source, segments):
+    tokens = Tokens.row(x.shape[1], segments=jnp.asarray(segments))
+    return applied(decoder, x, tokens=tokens, pattern=Causal(), source=Source(source, tokens))[0]
+
+  packed = output(X, source, [[1, 1, 1, 2, 2], [1, 1, 1, 2, 2]])
+  for own in (slice(0, 3), slice(3, 5)):
+    alone = output(X[:, own], source[:, own], [[1] * len(range(5)[own])] * 2)
+    np.testing.assert_allclose(packed[:, own], alone, atol=1e-5)
+
+
 def test_without_an_initial_part_the_state_starts_with_zeros():
   source = Source(X, Tokens.row(5))
   cache = RecurrentDecoder(WIDTH, initial=None, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source)
