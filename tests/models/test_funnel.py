@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -58,6 +59,36 @@ def test_a_pooling_layer_that_reads_no_source_attends_to_pooled_tokens(make):
   expected = model.stages[1](model.poolings[0](pooled, Call(tokens)).x, Call(tokens)).x
   np.testing.assert_allclose(result.x, expected, atol=1e-5)
   assert result.tokens.positions.tolist() == [[0, 1, 3]]
+
+
+def test_a_funnel_of_layers_without_effect_pools_and_repeats_tokens():
+  """Three stages of nine tokens, written out: the class token is apart, and the last token is dropped at each pooling."""
+  model = Funnel(16, stages=[STACK] * 3, pooling=POOLING, decoder=STACK, rngs=nnx.Rngs(0))
+  model = jax.tree.map(jnp.zeros_like, model)
+  x = np.asarray(rows(9), np.float64)
+  c, a, b, d, e, f, g, h, _ = x[0]
+  # 9 tokens -> c and 3 means of pairs of 7 tokens, the last of which has none -> c and 1 mean of 2.
+  first = [c, (a + b) / 2, (d + e) / 2, (f + g) / 2, h]
+  second = [c, (first[1] + first[2]) / 2, first[3]]
+  expected = [second[0], *[second[1]] * 4, *[second[2]] * 4]
+  y = model(rows(9), Call(Tokens.row(9)))
+  np.testing.assert_allclose(y.x[0], expected[: len(x[0])] + x[0], atol=1e-5)
+
+
+def test_pooled_tokens_attend_to_the_tokens_before_pooling():
+  """With scores of 0 each pooled token adds the mean of the values of all tokens."""
+  model = moved(Funnel(16, stages=[STACK] * 2, pooling=POOLING, decoder=None, rngs=nnx.Rngs(0)))
+  [block] = model.poolings[0].blocks
+  attention = block.mixer
+  for without_effect in (*model.stages, attention.q, block.feed_forward):
+    nnx.update(without_effect, jax.tree.map(jnp.zeros_like, nnx.state(without_effect)))
+  x = np.asarray(rows(5), np.float64)[0]
+  v = np.einsum('ld,dhe->lhe', x, double(attention.v.kernel)[0]) + double(attention.v.bias)[0]
+  added = np.einsum('he,hed->d', v.mean(axis=0), double(attention.out.kernel)[0])
+  added += double(attention.out.bias)[0]
+  pooled = np.stack([x[0], x[1:3].mean(axis=0), x[3]])
+  found = model(rows(5), Call(Tokens.row(5))).x[0]
+  np.testing.assert_allclose(found, pooled + added, atol=1e-5)
 
 
 def test_layers_are_numbered_in_the_order_of_application(make):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, moved
+from applying import applied, double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
@@ -22,6 +22,7 @@ from t2x.layers import (
   MultiHeadAttention,
   RandomScores,
   RMSNorm,
+  RoPE,
   SharedValues,
 )
 
@@ -52,6 +53,40 @@ def test_values_may_have_another_size_than_keys():
   wide.out.bias[...] = attention.out.bias[...]
   narrow, _ = applied(attention, X, pattern=Causal())
   np.testing.assert_allclose(narrow, applied(wide, X, pattern=Causal())[0], atol=1e-5)
+
+
+def turned(x, base=10_000):
+  """Rotary positions of [batch, length, heads, dim]: feature i turns with feature i + dim / 2."""
+  half = x.shape[-1] // 2
+  angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+  cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+  a, b = x[..., :half], x[..., half:]
+  return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def test_latent_attention_equals_the_equations_of_deepseek_v2():
+  """Equations 9 to 19: c = norm(x W_c), k_h = [rotate(x W_r), c K_h], v_h = c V_h, and a causal softmax, in NumPy."""
+  own = partial(LatentKeyValues, rank=6, rotated_dim=4)
+  attention = build(head_dim=7, value_dim=3, key_values=own, use_bias=False, out_bias=False)
+  encoding = RoPE(WIDTH, rngs=nnx.Rngs(0))
+  found, _ = applied(attention, X, pattern=Causal(), encoding=encoding)
+  x, part = np.asarray(X, np.float64), attention.key_values
+  latent = x @ double(part.latent.kernel)
+  latent /= np.sqrt((latent**2).mean(axis=-1, keepdims=True) + part.norm.epsilon)
+  latent *= double(part.norm.scale)
+  shared = turned((x @ double(part.rotated.kernel))[:, :, None])
+  q = np.einsum('bld,dhe->blhe', x, double(attention.q.kernel))
+  q = np.concatenate([turned(q[..., :4]), q[..., 4:]], axis=-1)
+  k = np.einsum('blr,rhe->blhe', latent, double(part.k.kernel))
+  k = np.concatenate([np.repeat(shared, HEADS, axis=2), k], axis=-1)
+  v = np.einsum('blr,rhe->blhe', latent, double(part.v.kernel))
+  scores = np.einsum('bqhe,bkhe->bhqk', q, k) / np.sqrt(7)
+  scores[..., np.triu(np.ones((LENGTH, LENGTH), bool), 1)] = -np.inf
+  weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+  weights /= weights.sum(axis=-1, keepdims=True)
+  y = np.einsum('bhqk,bkhe->bqhe', weights, v)
+  expected = np.einsum('bqhe,hed->bqd', y, double(attention.out.kernel))
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('value_dim', [3, 8])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, check_decoding, moved
+from applying import applied, check_decoding, double, moved
 from flax import nnx
 from tiny_lm import lm
 
@@ -64,6 +64,46 @@ def test_segments_of_packed_rows_equal_separate_rows(name, pattern):
   np.testing.assert_allclose(packed[PIECES], separate, atol=1e-6)
 
 
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def in_numpy(name, cell, x):
+  """The outputs h of a cell for one row, by the equations of its docstring."""
+  kernel, bias, state = (
+    double(p) for p in (cell.inputs.kernel, cell.inputs.bias, cell.state.kernel)
+  )
+  h = c = np.zeros(cell.state_dim)
+  outputs = []
+  for token in x:
+    z, r = np.einsum('d,dgs->gs', token, kernel) + bias, np.einsum('d,dgs->gs', h, state)
+    if name == 'Elman':
+      h = np.tanh(z[0] + r[0])
+    elif name == 'GRU':
+      reset, update = sigmoid(z[:2] + r[:2])
+      n = np.tanh(z[2] + reset * (r[2] + double(cell.reset_bias)))
+      h = (1 - update) * n + update * h
+    else:
+      i, f, o = sigmoid((z + r)[[0, 1, 3]])
+      c = f * c + i * np.tanh(z[2] + r[2])
+      h = o * np.tanh(c)
+    outputs.append(h)
+  return np.array(outputs)
+
+
+@pytest.mark.parametrize('name', ['Elman', 'GRU', 'LSTM'])
+def test_a_layer_equals_the_equations_of_its_cell(name):
+  for pattern in (Causal(), Full()):
+    own = layer(pattern, cell=CELLS[name])
+    found, _ = apply(own, X, pattern=pattern)
+    for x, row in zip(np.asarray(X, np.float64), found, strict=True):
+      expected = in_numpy(name, own.cell, x)
+      if pattern == Full():
+        backward = in_numpy(name, own.backward, x[::-1])[::-1]
+        expected = np.concatenate([expected, backward], axis=1)
+      np.testing.assert_allclose(row, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize('reverse', [False, True])
 @pytest.mark.parametrize('name', CELLS)
 def test_the_gradient_of_the_loop_is_that_of_the_plain_loop(name, reverse):
@@ -99,10 +139,6 @@ def layer_norm(x, norm):
   mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
   scale, bias = (np.asarray(p[...], np.float64) for p in (norm.scale, norm.bias))
   return (x - mean) / np.sqrt(variance + norm.epsilon) * scale + bias
-
-
-def sigmoid(x):
-  return 1 / (1 + np.exp(-x))
 
 
 def test_norms_of_gates_and_memory_equal_those_of_the_paper(compared):
