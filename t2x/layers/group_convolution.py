@@ -18,7 +18,7 @@ def convolution(
   """Returns the convolution with zeros around each side.
 
   XLA's partitioner sums the gradient of a kernel with several groups over all devices, also over those that have equal
-  rows: it is too large by the number of copies (jax 0.10.2, on meshes with two axes). So each device convolves its
+  rows: it is too large by the number of copies (jax 0.10.2 and 0.12.0, on meshes with two axes). So each device convolves its
   own rows, and the compiler splits only convolutions of one group.
 
   Args:
