@@ -1,6 +1,7 @@
 """Experiments from config files: the parts that configs can name, and readers of config files."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,8 @@ def read_run_config(folder: Path, overrides: Sequence[str] = ()) -> config_lib.C
   config = read_config([folder / 'config.gin'], overrides)
   if overrides:
     own = read_config([folder / 'config.gin'])
-    for path, before, after in config_lib.differences(own, config):
+    sides = config_lib.resolved(own), config_lib.resolved(config)
+    for path, before, after in config_lib.differences(*sides):
       if path.startswith('Experiment.mup'):
         raise UserError(
           f'{path} = {before} in {folder}/config.gin, which overrides cannot change to {after}: the model would '
@@ -109,15 +111,69 @@ def read_run_config(folder: Path, overrides: Sequence[str] = ()) -> config_lib.C
   return config
 
 
-def changed_settings(config: config_lib.Config, file: Path) -> list[str]:
-  """Returns a line per setting that changes results and differs from a config file.
+def resolve(path: Path, overrides: Sequence[str] = ()) -> config_lib.Resolved:
+  """Returns what a gin file or the config of a run resolves to.
+
+  Without overrides, that of a run is what it resolved to when the run was trained, whatever its code is today.
+
+  Raises:
+    UserError: one line per error.
+  """
+  if not path.is_dir():
+    return config_lib.resolved(read_config([path], overrides))
+  recorded = None if overrides else config_lib.read_resolved(path)
+  return recorded or config_lib.resolved(read_config([path / 'config.gin'], overrides))
+
+
+def changed_settings(
+  config: config_lib.Config, data: Callable[[], Mapping[str, str]], file: Path
+) -> list[str]:
+  """Returns a line per setting, module or source of data that changes results and differs from that of a run.
+
+  Args:
+    config: the config to train.
+    data: returns the fingerprints of its sources (see `data_of`).
+    file: the config.gin of the run.
 
   Raises:
     UserError: the file cannot be read.
   """
-  # The project may have moved: modules are searched in the folders of the new config.
-  before = read_config([file], folders=config.folders)
-  return [line for line in config_lib.diff(before, config) if not line.startswith(_IGNORED)]
+  before = config_lib.read_resolved(file.parent)
+  if before is None:
+    # A run of an older version. The project may have moved: modules are searched in the folders of the new config.
+    before = config_lib.resolved(read_config([file], folders=config.folders))
+  now = config_lib.resolved(config)
+  if before.data:
+    now = dataclasses.replace(now, data=data())
+  lines = (': '.join((path, f'{a} -> {b}')) for path, a, b in config_lib.differences(before, now))
+  return [line for line in lines if not line.startswith(_IGNORED)]
+
+
+def record_run(folder: Path, config: config_lib.Config, data: Mapping[str, str]) -> None:
+  """Writes into a run folder what its config resolves to, with the digests of code and data, and copies of the user's
+  modules."""
+  content = dataclasses.replace(config_lib.resolved(config), data=data)
+  config_lib.write_resolved(folder, content, config.used.imported)
+
+
+def data_of(experiment: 'Experiment', known: dict[str, str] | None = None) -> dict[str, str]:
+  """Returns the fingerprint of each source that an experiment trains on or evaluates with, by its settings.
+
+  It is empty if a source cannot be read, for which training has an error message.
+
+  Args:
+    experiment: the experiment.
+    known: fingerprints that were computed before, to which those of this experiment are added.
+  """
+  known = {} if known is None else known
+  tasks = [experiment.task, *(item.task for item in experiment.evaluations.values())]
+  parts = [part for task in tasks if task is not None for part in task.parts.values()]
+  sources = {part.source.describe(): part.source for part in parts}
+  try:
+    known |= {name: one.fingerprint() for name, one in sources.items() if name not in known}
+  except UserError:
+    return {}
+  return {name: known[name] for name in sources}
 
 
 def binds_sweep(file: str | Path) -> bool:

@@ -62,7 +62,8 @@ def _list(args: argparse.Namespace) -> int:
     print(json.dumps([dataclasses.asdict(run) for run in runs], ensure_ascii=False))
     return 0
   if runs:
-    print(text_table(table_rows(runs, time.time()), '<<><>>>>><<'))
+    rows = table_rows(runs, time.time())
+    print(text_table(rows, '<<><>>>>>'.ljust(len(rows[0]), '<')))
   states = collections.Counter(run.state for run in runs)
   counts = ', '.join(f'{count} {state}' for state, count in sorted(states.items()))
   print(f'{len(runs)} runs in {folder}' + (f': {counts}' if runs else ''), file=sys.stderr)

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
   """Starts a run, or resumes the run in the folder."""
   from t2x.base.terminal import log_to_file, wrap_streams
   from t2x.config import render
-  from t2x.experiments import changed_settings, read_config
+  from t2x.experiments import changed_settings, data_of, read_config, record_run
   from t2x.run_folder.ownership import claim_folder
 
   log = logging.getLogger('t2x')
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     # Joining a distributed run may have replaced the streams.
     stack.enter_context(wrap_streams())
     if processes.first:
-      changed = functools.partial(changed_settings, config)
+      data = functools.cache(lambda: data_of(config.build()))
+      changed = functools.partial(changed_settings, config, data)
       stack.enter_context(claim_folder(folder, text, changed, args.fresh))
       args.log = folder / 'log.txt'
       stack.enter_context(log_to_file(args.log))
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         log.debug(note)
       for note in config.notes():
         log.info(note)
+      record_run(folder, config, data())
     processes.barrier()
     from t2x.train import train
 

@@ -9,6 +9,7 @@ from t2x.config.parse import *
 from t2x.config.registries import *
 from t2x.config.rendering import *
 from t2x.config.resolve import *
+from t2x.config.settings import *
 from t2x.config.shipped import *
 from t2x.config.trusted import *
 from t2x.config.type_check import *

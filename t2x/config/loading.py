@@ -19,6 +19,7 @@ from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files,
 from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.signature import Part
+from t2x.config.used_modules import Used, used_modules
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
 
 __all__ = ['Config', 'load', 'registry']
@@ -36,6 +37,7 @@ class Config:
     folders: search folders of the user's modules.
     bindings: the table of bindings.
     replaced: bindings of parts that a later file or the command line replaces.
+    used: the user's modules that count.
   """
 
   root: Any
@@ -45,6 +47,7 @@ class Config:
   folders: Sequence[str]
   bindings: Bindings
   replaced: Sequence[Statement] = ()
+  used: Used = Used()
 
   @property
   def bindings_used(self) -> list[Statement]:
@@ -93,8 +96,8 @@ def load(
     base: a complete config of some of these files, whose parts the other files and the overrides may
       replace; bindings that only the base uses are then not an error.
     without: exported names of these modules that configs must not use.
-    folders: search folders of the user's modules, besides the working directory; None: the folders of
-      the files and those that they name.
+    folders: search folders of the user's modules, besides the working directory, for the modules as they are now;
+      None: the folders of the files and those that they name, for modules with the digests that the files name.
     overriding: those of the files that override scoped bindings of other files, as `overrides` do.
 
   Raises:
@@ -103,8 +106,9 @@ def load(
   files = [files] if isinstance(files, (str, os.PathLike, GinText)) else list(files)
   parsed = parse_files(files, overrides)
   registry = Registry.of(registry_modules, without)
+  pins = parsed.pins if folders is None else ()
   folders = parsed.folders if folders is None else folders
-  import_findings = registry.load(parsed.imports, folders)
+  import_findings = registry.load(parsed.imports, folders, pins)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:
     # Every name of the module is missing: report only the cause.
@@ -134,7 +138,10 @@ def load(
     allow = base is not None
     check_unused(bindings, resolver, value, root.strip('@%()'), is_exempt, allow)
   raise_findings(bindings.findings)
-  return Config(tree, parsed.statements, parsed.imports, parsed.files, folders, bindings, replaced)
+  used = used_modules(tree, parsed.imports, registry)
+  return Config(
+    tree, parsed.statements, parsed.imports, parsed.files, folders, bindings, replaced, used
+  )
 
 
 def registry(

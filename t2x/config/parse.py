@@ -10,7 +10,7 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ __all__ = ['GinText', 'Statement', 'expanded', 'macros_in', 'parse_files']
 
 # Search folder in a rendered config, so that a run folder finds the user's modules.
 SEARCH_COMMENT = '# modules in: '
+# Digest of one of the user's modules in a rendered config.
+PIN_COMMENT = '# module '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +94,20 @@ class Import:
   place: Place
 
 
+@dataclasses.dataclass(frozen=True)
+class Pin:
+  """The digest of a user's module in a rendered config: `# module my_parts: 0123456789ab`.
+
+  Attributes:
+    folder: the folder of the gin file.
+  """
+
+  module: str
+  digest: str
+  place: Place
+  folder: str
+
+
 @dataclasses.dataclass
 class Parsed:
   """The contents of all files, by real path. `complete` is False if some of them could not be read."""
@@ -100,6 +116,7 @@ class Parsed:
   imports: list[Import] = dataclasses.field(default_factory=list)
   files: list[str] = dataclasses.field(default_factory=list)
   folders: list[str] = dataclasses.field(default_factory=list)
+  pins: list[Pin] = dataclasses.field(default_factory=list)
   findings: list[Finding] = dataclasses.field(default_factory=list)
   complete: bool = True
 
@@ -289,10 +306,19 @@ def _read(name: str, included_at: Place | None, parsed: Parsed, done: set[str], 
   for line in text.splitlines():
     if line.startswith(SEARCH_COMMENT):
       parsed.folders.append(line.removeprefix(SEARCH_COMMENT).strip())
+  parsed.pins += pins_in(text, path)
   try:
     _read_statements(text, path, parsed, done, [*stack, real])
   except SyntaxError as error:
     parsed.error(Place(path, error.lineno or 1), f'syntax error: {error.msg}')
+
+
+def pins_in(text: str, path: str) -> Iterator[Pin]:
+  """Yields the digests of modules that a rendered config names."""
+  for number, line in enumerate(text.splitlines(), 1):
+    if match := re.fullmatch(rf'{PIN_COMMENT}((?:\w+\.)*\w+): ([0-9a-f]{{12}})', line):
+      folder = os.path.dirname(os.path.realpath(path))
+      yield Pin(match[1], match[2], Place(path, number), folder)
 
 
 def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack: list[str]):

@@ -4,21 +4,19 @@ import contextlib
 import functools
 import gc
 import importlib
-import importlib.util
 import inspect
-import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from t2x.base.errors import error_line
-from t2x.config.parse import Import
+from t2x.config.importing import Search, import_problem
+from t2x.config.parse import Import, Pin
 from t2x.config.protocols import is_protocol
 from t2x.config.signature import Part, describe
-from t2x.config.trusted import Untrusted, is_library, require_trust
-from t2x.config.values import Finding, Place
+from t2x.config.trusted import Untrusted
+from t2x.config.values import Finding
 
 __all__ = ['Registry']
 
@@ -33,6 +31,8 @@ class Registry:
   def __init__(self):
     self._names: dict[str, dict[str, Any]] = {}
     self._parts: dict[int, Part] = {}
+    # Ids of the parts of t2x, whose names do not depend on their modules.
+    self._own: frozenset[int] = frozenset()
 
   @classmethod
   def of(cls, modules: Iterable[str], without: Collection[str] = ()) -> 'Registry':
@@ -43,6 +43,7 @@ class Registry:
       name: dict(fulls) for name, fulls in cached._names.items() if name not in without
     }
     registry._parts = dict(cached._parts)
+    registry._own = frozenset(cached._parts)
     return registry
 
   def add(self, module: types.ModuleType, alias: str | None = None) -> None:
@@ -76,6 +77,29 @@ class Registry:
     fulls = (full for full, obj in self._names[part.name].items() if obj is part.obj)
     return min(fulls, key=len)
 
+  def home_of(self, part: Part) -> tuple[str, str]:
+    """Returns the module and the qualified name of a part of the user's; '' and the name for a part of t2x."""
+    obj = part.obj
+    if id(obj) in self._own:
+      return '', part.name
+    module, name = getattr(obj, '__module__', None), getattr(obj, '__qualname__', '')
+    found = sys.modules.get(module or '')
+    for step in name.split('.'):
+      found = getattr(found, step, None)
+    if found is obj:
+      return str(module), name
+    # An object without a name of its own, such as a partial function, has that of its module's variable.
+    fulls = (full.rpartition('.') for full, other in self._names[part.name].items() if other is obj)
+    module, _, name = min(
+      (full for full in fulls if full[0] in sys.modules), default=('', '', part.name)
+    )
+    return module, name
+
+  def exported_by(self, part: Part) -> set[str]:
+    """Returns the modules of the user's that export a part."""
+    fulls = (full for full, other in self._names[part.name].items() if other is part.obj)
+    return set() if id(part.obj) in self._own else {full.rpartition('.')[0] for full in fulls}
+
   def part_of(self, obj: Any) -> Part | None:
     """Returns the part of an object, or None if it is not registered."""
     part = self._parts.get(id(obj))
@@ -85,34 +109,45 @@ class Registry:
     """Returns the names without modules."""
     return list(self._names)
 
-  def load(self, imports: Iterable[Import], folders: Iterable[str]) -> list[Finding]:
-    """Imports the user's modules from sys.path, the working directory and trusted folders.
+  def load(
+    self, imports: Iterable[Import], folders: Iterable[str], pins: Sequence[Pin] = ()
+  ) -> list[Finding]:
+    """Imports the user's modules; returns one finding for each that cannot be imported.
 
-    A folder is added to `sys.path` if a module is found only there: as the last one, so that its modules cannot shadow
-    installed ones. So worker processes find it, too.
+    Args:
+      imports: the import statements.
+      folders: the folders of the gin files and those that they name.
+      pins: digests of the user's modules.
     """
-    findings = []
-    search = [os.getcwd(), *folders]
+    search, imports = Search(folders, pins), [*imports]
+    for statement in imports:
+      try:
+        search.prepare(statement)
+      except Untrusted as error:
+        # Trust was denied or is not confirmed: import nothing.
+        return [Finding(statement.place, str(error))]
+    try:
+      if findings := search.check_pins():
+        return findings
+    except Untrusted as error:
+      return [Finding(pins[0].place, str(error))]
     for statement in imports:
       try:
         self._load(statement, search)
-      except Untrusted as error:
-        # Trust was denied or is not confirmed: import nothing else.
-        return [Finding(statement.place, str(error))]
       except (Exception, SystemExit) as error:
         # A user's module may fail in any way.
-        findings.append(Finding(statement.place, _import_problem(statement.module, error)))
+        findings.append(Finding(statement.place, import_problem(statement.module, error)))
     return findings
 
-  def _load(self, statement: Import, search: list[str]) -> None:
+  def _load(self, statement: Import, search: Search) -> None:
     module_name = statement.module
     package, _, last = module_name.rpartition('.')
     try:
-      module = _import(module_name, search, statement.place)
+      module = search.load(module_name)
     except ModuleNotFoundError as error:
       if not (statement.is_from and error.name == module_name and package):
         raise
-      obj = getattr(_import(package, search, statement.place), last, None)
+      obj = getattr(search.load(package), last, None)
       if obj is None:
         raise
       self.add_object(package, statement.alias or last, obj)
@@ -173,78 +208,3 @@ def _is_part(obj: Any) -> bool:
   if typing.get_origin(obj) is not None or type(obj).__module__ == 'typing':
     return False
   return callable(obj)
-
-
-def _import(name: str, search: list[str], place: Place) -> types.ModuleType:
-  """Imports a user's module.
-
-  Args:
-    name: the module.
-    search: the working directory and the folders of the configs.
-    place: file and line of the import statement.
-  """
-  top = name.partition('.')[0]
-  importlib.invalidate_caches()
-  portions = _portions(top)
-  if portions != () and (match := _find_module(name, search)):
-    folder, file = match
-    if not os.path.samefile(folder, search[0]):
-      require_trust(folder, str(place), f"imports '{name}' from {file}, which would run its code")
-    # Before folders with another part of the namespace package, which may contain a module of the same name.
-    tops = [os.path.realpath(os.path.join(entry, top)) for entry in sys.path]
-    index = next((i for i, path in enumerate(tops) if path in (portions or ())), len(tops))
-    if folder not in sys.path[: index + 1]:
-      sys.path.insert(index, folder)
-  elif portions is not None and is_library(top):
-    folder = os.path.dirname(os.path.realpath(place.file))
-    what = f"imports the library '{name}', whose functions the config could call"
-    require_trust(folder, str(place), what)
-  module = importlib.import_module(name)
-  _check_shadow(top, search)
-  return module
-
-
-def _portions(top: str) -> tuple[str, ...] | None:
-  """Returns the folders that make up a namespace package; () for another module, None if there is none.
-
-  An editable installation makes every folder of the checkout a namespace package, such as `experiments`.
-  """
-  module = sys.modules.get(top)
-  spec = importlib.util.find_spec(top) if module is None else module.__spec__
-  if spec is None:
-    return None if module is None else ()
-  is_namespace = spec.origin is None and spec.submodule_search_locations is not None
-  return tuple(map(os.path.realpath, spec.submodule_search_locations or ())) if is_namespace else ()
-
-
-def _find_module(name: str, search: list[str]) -> tuple[str, str] | None:
-  """Returns the first folder that contains a module, and the file that an import would run."""
-  for folder in map(os.path.realpath, search):
-    path = folder
-    for part in name.split('.'):
-      path = os.path.join(path, part)
-      for file in (os.path.join(path, '__init__.py'), f'{path}.py'):
-        if os.path.isfile(file):
-          return folder, file
-      if not os.path.isdir(path):
-        break
-    else:
-      return folder, path
-  return None
-
-
-def _check_shadow(top: str, search: list[str]) -> None:
-  """Raises ImportError if another module shadows the one in a search folder."""
-  loaded = getattr(sys.modules[top], '__file__', None)
-  files = [path for folder in search if os.path.isfile(path := os.path.join(folder, f'{top}.py'))]
-  if loaded and files and os.path.realpath(loaded) not in map(os.path.realpath, files):
-    raise ImportError(f"Python imports '{loaded}' instead of '{files[0]}': rename one of them")
-
-
-def _import_problem(module: str, error: BaseException) -> str:
-  if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
-    return (
-      f"no module named '{error.name}': install it, or put it into the working directory or the "
-      'folder of the config'
-    )
-  return f"cannot import '{module}': {error_line(error)}"

@@ -1,29 +1,20 @@
-"""Converts resolved configs to text.
-
-`render` returns gin text that can be loaded again and `show` a readable table. `canonical` and `identity`
-return a text and a hash that are the same for equal configs, and `diff` lists differences.
-"""
+"""Converts resolved configs to text: gin text that can be loaded again, and a readable table."""
 
 import dataclasses
-import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from t2x.base.ranges import Role
 from t2x.config.loading import Config
-from t2x.config.parse import SEARCH_COMMENT, Statement, macros_in
-from t2x.config.resolve import Call, build, calls, key_of
+from t2x.config.parse import PIN_COMMENT, SEARCH_COMMENT, Statement, macros_in
+from t2x.config.resolve import Call, calls, key_of
 from t2x.config.signature import Part
 from t2x.config.type_check import has_role, is_tunable
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
 
 __all__ = [
-  'canonical',
-  'diff',
-  'differences',
   'hyperparameters',
-  'identity',
   'parameters_with',
   'render',
   'show',
@@ -36,11 +27,13 @@ def render(config: Config) -> str:
   """Renders the config as gin text with every used binding and no includes.
 
   Loading this text gives the same tree and the same text. Comments name the folders of the user's modules
-  for `load`.
+  and their digests for `load`.
   """
   lines = list(dict.fromkeys(statement.text for statement in config.imports))
   if lines:
     lines += [f'{SEARCH_COMMENT}{folder}' for folder in _module_folders(config)]
+    sources = config.used.sources.items()
+    lines += [f'{PIN_COMMENT}{name}: {source.digest}' for name, source in sources]
     lines.append('')
   macros = [s for s in config.bindings_used if s.is_macro]
   for statement in sorted(macros, key=lambda s: s.macro_name):
@@ -60,7 +53,7 @@ def _module_folders(config: Config) -> list[str]:
   tops = {statement.module.partition('.')[0] for statement in config.imports}
   return [
     folder
-    for folder in dict.fromkeys([os.getcwd(), *config.folders])
+    for folder in dict.fromkeys([*config.folders, os.getcwd()])
     if any(
       os.path.isfile(os.path.join(folder, f'{top}.py')) or os.path.isdir(os.path.join(folder, top))
       for top in tops
@@ -122,8 +115,8 @@ def show(config: Config) -> str:
 def _call_lines(call: Call, config: Config) -> Iterator[str]:
   bound = call.bound
   rows = [
-    (f'{name} = {_text(value, config)}', _origin(bound.get(name), config))
-    for name, value in _values(call).items()
+    (f'{name} = {text_of(value, config)}', _origin(bound.get(name), config))
+    for name, value in values_of(call).items()
   ]
   width = min(max((len(binding) for binding, _ in rows), default=0), 60)
   for binding, origin in rows:
@@ -136,30 +129,6 @@ def _origin(statement: Statement | None, config: Config) -> str:
   macros = macros_in([statement.value], config.bindings.macros)
   parts = (f'%{name} {definition.place}' for name, definition in macros.items())
   return ', '.join([str(statement.place), *parts])
-
-
-def identity(config: Config, without: Collection[str] = ()) -> str:
-  """Returns the first 12 hexadecimal digits of the SHA-256 hash of `canonical`."""
-  return hashlib.sha256(canonical(config, without).encode()).hexdigest()[:12]
-
-
-def canonical(config: Config, without: Collection[str] = ()) -> str:
-  """Returns a text of all parts and values, including defaults, that is the same for equal configs.
-
-  It does not depend on whether an object is built by a macro or in place.
-
-  Args:
-    config: a resolved config.
-    without: parameters to omit, such as 'Trainer.seed' or 'encoder/MLP.dropout_rate'.
-  """
-
-  def call_text(call: Call) -> str:
-    values = call.values
-    names = (name for name in sorted(values) if key_of(call, name) not in without)
-    arguments = ', '.join(f'{name}={_text(values[name], config, call_text)}' for name in names)
-    return f'{"" if call.evaluate else "@"}{config.name_of(call.part)}({arguments})'
-
-  return _text(config.root, config, call_text)
 
 
 def hyperparameters(config: Config) -> dict[str, float]:
@@ -187,58 +156,21 @@ def parameters_with(config: Config, role: Role) -> list[str]:
   return [*dict.fromkeys(names)]
 
 
-def diff(a: Config, b: Config) -> list[str]:
-  """Lists the `differences`, one line each: `Experiment.model.d_model: 256 -> 512`."""
-  return [f'{path}: {before} -> {after}' for path, before, after in differences(a, b)]
-
-
-def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Lists the values that differ: path, value in `a`, value in `b`.
-
-  Macros, scopes, files, the order of bindings, and bindings of default values make no difference.
-  """
-
-  def found(path: str, value: Any, other: Any) -> Iterator[tuple[str, str, str]]:
-    (kind, children), (other_kind, other_children) = _branches(value), _branches(other)
-    if kind is not None and kind == other_kind:
-      for step in dict.fromkeys([*children, *other_children]):
-        yield from found(
-          path + step, children.get(step, _ABSENT), other_children.get(step, _ABSENT)
-        )
-    elif not (_is_equal_object(value, other) or _is_equal_object(other, value)):
-      before, after = _brief(value, a), _brief(other, b)
-      if before != after:
-        yield path, before, after
-
-  name = a.root.part.name if isinstance(a.root, Call) else 'root'
-  return list(dict.fromkeys(found(name, a.root, b.root)))
-
-
-def _branches(value: Any) -> tuple[Any, dict[str, Any]]:
-  """Returns the kind and the children of a value, by path step.
-
-  Values of the same kind are equal if their children are equal. Values of kind None have no children and
-  are compared as text.
-  """
-  if isinstance(value, Call):
-    arguments = dict.fromkeys(value.part.parameters, _ABSENT) | _values(value)
-    kind = id(value.part.obj), value.evaluate
-    return kind, {f'.{name}': argument for name, argument in arguments.items()}
-  if isinstance(value, (list, tuple)):
-    return (type(value), len(value)), {f'[{i}]': item for i, item in enumerate(value)}
-  if type(value) is dict:
-    return (dict, *map(repr, value)), {f'[{key!r}]': item for key, item in value.items()}
-  return None, {}
-
-
-def _values(call: Call) -> dict[str, Any]:
+def values_of(call: Call) -> dict[str, Any]:
   """Returns the values of a call, with the defaults that a dataclass builds for each object."""
-  fields = dataclasses.fields(call.part.obj) if dataclasses.is_dataclass(call.part.obj) else ()
-  return call.values | {
-    field.name: field.default_factory()
-    for field in fields
-    if field.default_factory is not dataclasses.MISSING and field.name not in call.bound
-  }
+  return call.values | {n: v for n, v in _built_defaults(call.part).items() if n not in call.bound}
+
+
+def defaults_of(part: Part) -> dict[str, Any]:
+  """Returns the defaults of the parameters of a part."""
+  defaults = {name: p.default for name, p in part.parameters.items() if not p.required}
+  return defaults | _built_defaults(part)
+
+
+def _built_defaults(part: Part) -> dict[str, Any]:
+  fields = dataclasses.fields(part.obj) if dataclasses.is_dataclass(part.obj) else ()
+  factories = {field.name: field.default_factory for field in fields}
+  return {n: build() for n, build in factories.items() if build is not dataclasses.MISSING}
 
 
 class _Unquoted(str):
@@ -248,28 +180,7 @@ class _Unquoted(str):
     return str(self)
 
 
-_ABSENT = _Unquoted('(not set)')
-
-
-def _is_equal_object(call: Any, other: Any) -> bool:
-  """Returns whether `@Name()` in one config builds the default object of the other config."""
-  if not isinstance(call, Call) or not call.evaluate or type(other) is not call.part.obj:
-    return False
-  return bool(build(call) == other)
-
-
-def _brief(value: Any, config: Config) -> str:
-  """Returns the value as gin text; a part with its bound arguments."""
-  if not isinstance(value, Call):
-    return _text(value, config)
-  name, values = config.name_of(value.part), value.values
-  bound = ', '.join(f'{param}={_text(values[param], config)}' for param in value.bound)
-  if value.evaluate:
-    return f'{name}({bound})'
-  return f'@{name} with {bound}' if bound else f'@{name}'
-
-
-def _text(value: Any, config: Config, call_text: Callable[[Call], str] | None = None) -> str:
+def text_of(value: Any, config: Config, call_text: Callable[[Call], str] | None = None) -> str:
   """Returns a resolved value as gin text, with calls as references unless `call_text` formats them."""
 
   def leaf_text(leaf):

@@ -9,6 +9,7 @@ A folder stays trusted after the user passed `--trust` or confirmed it on the te
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -121,21 +122,30 @@ def is_library(name: str) -> bool:
   """Returns whether a top-level module on `sys.path` is a library.
 
   Libraries are the modules of Python, of t2x, and of installed packages that do not require t2x, which were
-  not written for use in gin files.
+  not written for use in gin files. A package that is installed in editable mode lies where it is edited.
   """
   if name in ('t2x', '__main__') or name in sys.stdlib_module_names:
     return True
   module = sys.modules.get(name)
-  spec = importlib.util.find_spec(name) if module is None else module.__spec__
+  try:
+    spec = importlib.util.find_spec(name) if module is None else module.__spec__
+  except (ImportError, ValueError):
+    return False
   if spec is None:
     return False
   places = [spec.origin, *(spec.submodule_search_locations or ())]
-  files = [os.path.realpath(place) for place in places if place]
-  installed = [os.path.join(os.path.realpath(folder), '') for folder in _installations()]
-  if not any(file.startswith(folder) for file in files for folder in installed):
+  if not any(map(_is_installed, filter(None, places))):
     return False
-  distributions = importlib.metadata.packages_distributions().get(name, [])
-  return not any(_requires_t2x(distribution) for distribution in distributions)
+  return name not in _requiring_t2x(tuple(sys.path))
+
+
+def _is_installed(place: str) -> bool:
+  """Returns whether a file or folder is that of an installed package."""
+  path = os.path.realpath(place)
+  if not {'site-packages', 'dist-packages'}.isdisjoint(Path(path).parts):
+    return True
+  installed = (os.path.join(os.path.realpath(folder), '') for folder in _installations())
+  return any(path.startswith(folder) for folder in installed)
 
 
 def _installations() -> list[str]:
@@ -147,6 +157,14 @@ def _installations() -> list[str]:
   ]
 
 
-def _requires_t2x(distribution: str) -> bool:
-  requirements = importlib.metadata.requires(distribution) or []
-  return any(re.match(r't2x(?![\w.-])', requirement) for requirement in requirements)
+@functools.cache
+def _requiring_t2x(path: tuple[str, ...]) -> frozenset[str]:
+  """Returns the top-level modules of the installed packages that require t2x, with this `sys.path`."""
+  names = set[str]()
+  for distribution in importlib.metadata.distributions(path=[*path]):
+    if any(re.match(r't2x(?![\w.-])', requirement) for requirement in distribution.requires or ()):
+      listed = (distribution.read_text('top_level.txt') or '').split()
+      names |= {*listed} or {
+        file.parts[0].removesuffix('.py') for file in distribution.files or () if file.parts
+      }
+  return frozenset(names - {'t2x'})

@@ -332,7 +332,7 @@ def _write(run: Path, out: Path, config: str, params: Params, about: Mapping[str
     checkpoints.close()
     (folder / 'config.gin').write_text(config)
     (folder / 'heads.json').write_text(json.dumps(about, indent=1) + '\n')
-    for name in ('tokenizer', 'hub'):
+    for name in ('tokenizer', 'hub', 'modules'):
       if (run / name).exists():
         shutil.copytree(run / name, folder / name)
 

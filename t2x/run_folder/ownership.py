@@ -19,6 +19,7 @@ _LEFTOVERS = (
   'init_from.txt',
   'metrics.jsonl',
   'mlflow.json',
+  'modules',
   'norms.jsonl',
   'samples.jsonl',
   'skips.json',
@@ -41,13 +42,13 @@ def claim_folder(
 ) -> Iterator[None]:
   """Locks a run folder for training; creates the folder if it does not exist.
 
-  A folder belongs to the resolved values of its config.gin, which different texts may share. A folder without a
+  A folder belongs to the resolved values of its config.gin, which different texts may share, its code and its data. A folder without a
   checkpoint and without training metrics belongs to no config: the files of its failed run are removed.
 
   Args:
     folder: the run folder.
     text: the rendered config to train.
-    changed_settings: returns a line per setting that changes results and differs from a config file.
+    changed_settings: returns a line per setting, module or source of data that differs from that of a run.
     fresh: rename the folder of an old run instead of resuming the run.
 
   Raises:
@@ -116,11 +117,11 @@ def _bindings(text: bytes) -> list[bytes]:
 def _resume(folder: Path, text: bytes, changed_settings: Callable[[Path], Sequence[str]]) -> None:
   """Raises UserError if the folder belongs to another config; removes files of a failed run."""
   started = _has_checkpoint(folder)
-  if (folder / 'config.gin').read_bytes() != text:
-    if started or _has_train_metrics(folder):
-      _check_same(folder, changed_settings)
-    else:
-      _remove(folder, _LEFTOVERS)
+  if started or _has_train_metrics(folder):
+    # Defaults, code and data may have changed even if the text has not.
+    _check_same(folder, changed_settings)
+  elif (folder / 'config.gin').read_bytes() != text:
+    _remove(folder, _LEFTOVERS)
   if not started:
     # The tokenizer is fitted again, because the data may have changed.
     _remove(folder, ['tokenizer'])

@@ -11,7 +11,7 @@ from t2x.base.files import check_output_file, output_file
 from t2x.base.html_page import html_page
 from t2x.base.json_files import rounded
 from t2x.base.suggestions import did_you_mean
-from t2x.config import Config, differences
+from t2x.config import Resolved, differences
 from t2x.run_folder.lines import curve_names, run_lines, sampled
 from t2x.runs.folders import Run, read_run
 
@@ -170,13 +170,13 @@ def _row(name: str, run: Run) -> dict[str, Any]:
   } | {key: rounded(value, 6) for key, value in values.items()}
 
 
-def _config(name: str, folder: Path, problems: list[str]) -> Config | None:
-  from t2x.experiments import read_config
+def _config(name: str, folder: Path, problems: list[str]) -> Resolved | None:
+  from t2x.experiments import resolve
 
   try:
     if not (folder / 'config.gin').is_file():
       raise UserError(f'{name} has no config.gin')
-    return read_config([folder / 'config.gin'])
+    return resolve(folder)
   except UserError as error:
     more = len(str(error).splitlines()) - 1
     problems.append(
@@ -186,7 +186,7 @@ def _config(name: str, folder: Path, problems: list[str]) -> Config | None:
     return None
 
 
-def _differences(configs: Sequence[Config | None], reference: int) -> list[dict[str, Any]]:
+def _differences(configs: Sequence[Resolved | None], reference: int) -> list[dict[str, Any]]:
   first = configs[reference]
   assert first is not None
   rows: dict[str, dict[str, Any]] = {}

@@ -5,11 +5,13 @@ from an untrusted source.
 """
 
 import dataclasses
+import hashlib
+import io
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +49,7 @@ class Run:
     updated: when metrics.jsonl was written or the process ended, in seconds since 1970.
     started: when the last process started, in seconds since 1970.
     host: name of the machine of the last process.
+    modules: digests of the user's modules by name.
   """
 
   folder: str
@@ -62,6 +65,7 @@ class Run:
   updated: float | None = None
   started: float | None = None
   host: str = ''
+  modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -121,6 +125,7 @@ def read_run(folder: Path) -> Run:
     'folder': name,
     'metric': metric,
     'step': max(steps, default=None),
+    'modules': _modules(folder / 'config.gin'),
   } | metrics
   if status is None:
     state: State = 'running' if is_locked(folder / '.lock') else 'unknown'
@@ -135,6 +140,18 @@ def read_run(folder: Path) -> Run:
     started=status.started,
     host=status.host,
   )
+
+
+def _modules(path: Path) -> dict[str, str]:
+  """Returns the digests of the user's modules in a config.gin."""
+  from t2x.config.parse import pins_in
+
+  try:
+    with path.open('rb') if path.is_file() else io.BytesIO() as file:
+      text = file.read(1 << 16).decode(errors='replace')
+  except OSError:
+    return {}
+  return {pin.module: pin.digest for pin in pins_in(text, str(path))}
 
 
 def _state(folder: Path, status: Status) -> tuple[State, str]:
@@ -281,6 +298,7 @@ def age_text(seconds: float) -> str:
 
 
 _REASON_WIDTH = 72
+_MOST_MODULES = 3
 
 
 def table_rows(runs: Sequence[Run], now: float) -> list[tuple[str, ...]]:
@@ -291,7 +309,19 @@ def table_rows(runs: Sequence[Run], now: float) -> list[tuple[str, ...]]:
     now: the current time, in seconds since 1970.
   """
   head = ('run', 'state', 'step', 'metric', 'best', 'at step', 'last', 'train loss', 'age', 'host')
-  return [(*head, 'reason'), *(_cells(run, now) for run in runs)]
+  rows = [(*head, 'reason'), *(_cells(run, now) for run in runs)]
+  if not any(run.modules for run in runs):
+    return rows
+  code = ['code', *(code_text(run.modules) for run in runs)]
+  return [(*row[:-1], text, row[-1]) for row, text in zip(rows, code, strict=True)]
+
+
+def code_text(modules: Mapping[str, str]) -> str:
+  """Formats the user's modules with six digits of their digests: 'attn 0a1b2c, helper 3d4e5f', or one digest of many."""
+  if len(modules) <= _MOST_MODULES:
+    return ', '.join(f'{name} {digest[:6]}' for name, digest in modules.items())
+  digest = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()
+  return f'{len(modules)} modules {digest[:6]}'
 
 
 def _cells(run: Run, now: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Provenance of a trial beside its config: package versions, the device, the source code and the data."""
+"""Provenance of a trial beside its config, modules and data: package versions, the device and the source code of t2x."""
 
 import functools
 import hashlib
@@ -6,15 +6,9 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import t2x
-from t2x import config as config_lib
-
-if TYPE_CHECKING:
-  from t2x.train import Experiment
 
 
 @functools.cache
@@ -50,32 +44,6 @@ def commit() -> str:
   if repository is None or not tracked:
     return f'none: t2x {t2x.__version__} is not run from a checkout'
   return _head(source, 't2x')
-
-
-def modules(config: config_lib.Config) -> dict[str, str]:
-  """Returns a digest of the loaded source of each user module that a config imports."""
-  names = dict.fromkeys(line.module.partition('.')[0] for line in config.imports)
-  return {f'module {name}': _digest(name) for name in names if name in sys.modules}
-
-
-def data(experiment: 'Experiment') -> dict[str, str]:
-  """Returns the fingerprint of each source that an experiment trains on or evaluates with, by its settings."""
-  tasks = [experiment.task, *(item.task for item in experiment.evaluations.values())]
-  parts = [part for task in tasks if task is not None for part in task.parts.values()]
-  sources = {part.source.describe(): part.source for part in parts}
-  return {f'data {name}': source.fingerprint() for name, source in sources.items()}
-
-
-@functools.cache
-def _digest(name: str) -> str:
-  """Computes the digest once per process, as a module is loaded once."""
-  module = sys.modules[name]
-  file = Path(getattr(module, '__file__', None) or '')
-  files = sorted(file.parent.rglob('*.py')) if hasattr(module, '__path__') else [file]
-  digest = hashlib.sha256()
-  for path in files:
-    digest.update(_read(path))
-  return digest.hexdigest()[:12]
 
 
 def _source() -> Path:

@@ -11,11 +11,11 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.base.errors import Interrupted, UserError, error_line, printable
 from t2x.base.json_files import is_number
-from t2x.experiments import changed_settings, read_config
+from t2x.experiments import changed_settings, data_of, read_config, record_run
 from t2x.run_folder.lines import metric_lines
 from t2x.run_folder.ownership import claim_folder
 from t2x.sweeps.plan import seed_of
-from t2x.sweeps.provenance import data, modules, origin
+from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, Program, train
@@ -105,11 +105,13 @@ def _train(
   try:
     with Compilation() as compilation:
       config = config_of(trial, run)
-      made_by = made_by | modules(config)
-      text, changed = config_lib.render(config), functools.partial(changed_settings, config)
+      made_by |= {f'module {name}': text for name, text in config.used.digests.items()}
+      text, data = config_lib.render(config), functools.cache(lambda: data_of(config.build()))
+      changed = functools.partial(changed_settings, config, data)
       with claim_folder(run, text, changed, fresh=False):
         program, experiment = program_of(config), config.build()
-        made_by |= data(experiment)
+        record_run(run, config, data())
+        made_by |= {f'data {name}': text for name, text in data().items()}
         metrics = train(experiment, run, text, program=program)
     memory = program.memory_bytes()
   except Exception as error:

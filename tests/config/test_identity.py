@@ -1,12 +1,23 @@
 """Equal configs have one identity, whatever says so; different ones have different identities."""
 
+import dataclasses
+import json
 import re
 
 import pytest
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Hyperparameter
-from t2x.config import hyperparameters, identity, load
+from t2x.base.json_files import Damaged
+from t2x.config import (
+  differences,
+  hyperparameters,
+  identity,
+  load,
+  read_resolved,
+  resolved,
+  write_resolved,
+)
 
 MODEL = """
   Experiment:
@@ -47,6 +58,61 @@ def test_an_omitted_value_does_not_change_the_identity(read):
   ]
   assert identity(configs[0]) != identity(configs[1])
   assert len({identity(config, without=['Trainer.seed']) for config in configs}) == 1
+
+
+def test_a_setting_at_its_default_is_not_part_of_the_identity(read):
+  """A new one therefore changes no identity, and a default may be part of it if an earlier one was another."""
+  config, path = read(MODEL), 'Experiment.model.encoder.blocks[0].feed_forward.dropout_rate'
+  restated = identity(config, restated=[path])
+  assert restated != identity(config)
+  bound = read(MODEL, 'MLP.dropout_rate=0.1')
+  assert identity(bound) == identity(bound, restated=[path]) != restated
+
+
+def test_settings_are_compared_with_those_of_a_run(read, tmp_path):
+  config = read(MODEL + "  Experiment.extra = {'a': [@Window(), (1, 'b\\n')]}\n  Window.size = 3\n")
+  write_resolved(tmp_path, resolved(config), {})
+  before = read_resolved(tmp_path)
+  assert differences(before, resolved(config)) == []
+  after = resolved(read(MODEL, 'MLP.hidden_dim=5'))
+  assert differences(before, after) == [
+    ('Experiment.model.encoder.blocks[0].feed_forward.hidden_dim', '4', '5'),
+    ('Experiment.extra', "{'a': [@Window(), (1, 'b\\n')]}", 'None'),
+  ]
+  assert read_resolved(tmp_path / 'other') is None
+
+
+def test_a_setting_that_one_side_lacks_is_a_difference_unless_it_has_its_default(read):
+  now = resolved(read(MODEL, 'MLP.dropout_rate=0.1'))
+  before = json.loads(json.dumps(dataclasses.asdict(now)))
+  block = before['settings']['values']['model']['values']['encoder']['values']['blocks']['tuple'][0]
+  layer = block['values']['feed_forward']
+  # Neither had a version of before.
+  del layer['values']['init'], layer['values']['dropout_rate']
+  layer['own'].remove('dropout_rate')
+  path = 'Experiment.model.encoder.blocks[0].feed_forward.dropout_rate'
+  side = dataclasses.replace(now, settings=before['settings'])
+  assert differences(side, now) == [(path, '(not set)', '0.1')]
+  assert differences(now, side) == [(path, '0.1', '(not set)')]
+
+
+def test_the_settings_of_a_default_that_is_a_partial_function_count(read):
+  config = read('Experiment.extra = @PresetBlock\nMLP.hidden_dim = 2\n')
+  tree = resolved(config).settings['values']['extra']['values']['mixer']
+  assert tree['values']['num_heads'] == '3' and tree['own'] == []
+
+
+@pytest.mark.parametrize(
+  'change', ['1', '[]', '{"part": "x"}', '{"list": [1]}', '{"dict": [["a"]]}']
+)
+def test_damaged_settings_of_a_run_are_an_error(read, tmp_path, change):
+  write_resolved(tmp_path, resolved(read(MODEL)), {})
+  path = tmp_path / 'resolved.json'
+  content = json.loads(path.read_text())
+  content['settings']['values']['name'] = json.loads(change)
+  path.write_text(json.dumps(content))
+  with pytest.raises(Damaged, match=r'resolved\.json is damaged: '):
+    read_resolved(tmp_path)
 
 
 def test_a_part_that_replaces_another_may_leave_its_bindings_unused(read, tmp_path):

@@ -34,7 +34,7 @@ def write(tmp_path):
 
 
 def claim_folder(folder, config, fresh):
-  changed = functools.partial(changed_settings, config)
+  changed = functools.partial(changed_settings, config, dict)
   return ownership.claim_folder(folder, config_lib.render(config), changed, fresh)
 
 
@@ -144,7 +144,7 @@ def test_a_run_is_resumed_after_its_project_was_moved_or_copied(project, write, 
     (old / 'parts_of_mine.py').unlink()
   start(tmp_path / 'run', write(OWN, 'new/x.gin'))
   text = (tmp_path / 'run' / 'config.gin').read_text()
-  assert text.startswith(f'import parts_of_mine\n# modules in: {new}\n\n')
+  assert text.startswith(f'import parts_of_mine\n# modules in: {new}\n# module parts_of_mine: ')
 
 
 def test_a_run_folder_finds_a_module_of_the_working_directory_again(project, write, monkeypatch):

@@ -2,16 +2,10 @@
 
 import re
 import subprocess
-import sys
 
 import pytest
 
-from t2x.data import Bytes
-from t2x.data.sources.files import TextFiles
-from t2x.experiments import read_config
 from t2x.sweeps import provenance
-from t2x.tasks import CausalLM, Losses
-from t2x.train import Experiment
 
 
 def git(folder, *arguments):
@@ -93,31 +87,3 @@ def test_a_package_below_the_repository_of_a_project_has_its_version(
   assert provenance.commit() == 'none: t2x 0.1.0 is not run from a checkout'
   monkeypatch.setattr(provenance, '_source', lambda: tmp_path)
   assert provenance.commit() == 'none: t2x 0.1.0 is not run from a checkout'
-
-
-def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
-  monkeypatch.setattr(sys, 'path', [*sys.path])
-  monkeypatch.setenv('T2X_TRUST', str(tmp_path))
-  (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  pass\n')
-  (tmp_path / 'a.gin').write_text('import parts_with_digest\n')
-  found = provenance.modules(read_config([tmp_path / 'a.gin']))
-  assert list(found) == ['module parts_with_digest'] and len(*found.values()) == 12
-  provenance._digest.cache_clear()
-  (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  changed = True\n')
-  assert provenance.modules(read_config([tmp_path / 'a.gin'])) != found
-
-
-def test_data_is_identified_by_its_content_under_its_settings(tmp_path):
-  paths = [tmp_path / name for name in ('a.txt', 'b.txt')]
-  for path in paths:
-    path.write_text('one\n')
-  sources = [TextFiles(train=str(path), validation=str(path)) for path in paths]
-  experiment = Experiment(
-    task=CausalLM(source=sources[0], tokenizer=Bytes(), length=8),
-    evaluations={'other': Losses(task=CausalLM(source=sources[1], tokenizer=Bytes(), length=8))},
-  )
-  before = provenance.data(experiment)
-  assert list(before) == [f'data {source.describe()}' for source in sources]
-  paths[1].write_text('two\n')
-  after = provenance.data(experiment)
-  assert [before[name] == after[name] for name in before] == [True, False]

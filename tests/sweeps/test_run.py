@@ -12,9 +12,9 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.base.signals import handle_signals
 from t2x.cli import main
-from t2x.experiments import read_config
+from t2x.experiments import data_of, read_config
 from t2x.sweeps.leases import Leases
-from t2x.sweeps.provenance import data, origin
+from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import InProcess, distinct
@@ -58,7 +58,8 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     }
     assert outcome.memory_bytes > 4 * trial.parameters * 3
     assert outcome.seconds > 0 and outcome.tokens_per_second > 0
-    assert outcome.made_by == origin() | data(config.build())
+    data = {f'data {name}': text for name, text in data_of(config.build()).items()}
+    assert outcome.made_by == origin() | data
     assert {
       'jax',
       'device',

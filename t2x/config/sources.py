@@ -1,0 +1,213 @@
+"""Identifies the user's modules by the content of their files.
+
+The user's modules are those that are not installed, and those of installed packages that require t2x. The digest of a module
+is that of its file when it was loaded, also for a module in a zip archive. Installed libraries have their version instead.
+"""
+
+import ast
+import builtins
+import dataclasses
+import functools
+import hashlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from t2x.config.trusted import is_library
+
+# Functions that change other objects than their result.
+_CHANGES = {'setattr', 'delattr', 'exec', 'eval', '__import__'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Content of a module's file.
+
+  Attributes:
+    digest: first 12 hexadecimal digits of the SHA-256 hash of the content.
+    path: path of the file below a folder of modules ('pkg/part.py').
+    imports: modules that it may import, also inside functions, with the packages that contain them.
+    calls: what its import calls beside definitions, by the name that the module has for it; '' for statements that
+      change other objects.
+  """
+
+  digest: str
+  path: str
+  content: bytes
+  imports: tuple[str, ...]
+  calls: frozenset[str]
+
+
+def source_of(name: str) -> Source | None:
+  """Returns the source of a module, which need not be loaded; None if it has no file or is not the user's."""
+  if not is_own(name):
+    return None
+  module, spec = sys.modules.get(name), spec_of(name)
+  read = None if spec is None else getattr(spec.loader, 'get_data', None)
+  if spec is None or spec.origin is None or read is None:
+    return None
+  # The file may change after it was loaded. A reload replaces the spec.
+  known = getattr(spec, 't2x_source', None)
+  if known is not None:
+    return known
+  try:
+    content = read(spec.origin)
+  except OSError:
+    return None
+  source = _analysed(name, spec.origin, content, spec.submodule_search_locations is not None)
+  if module is not None:
+    spec.t2x_source = source  # type: ignore[attr-defined]
+  return source
+
+
+def is_own(name: str) -> bool:
+  """Returns whether a module is the user's: neither of Python or t2x nor of an installed library."""
+  return not is_library(name.partition('.')[0])
+
+
+def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
+  """Finds a module as an import would, without importing the packages that contain it."""
+  if name in sys.modules:
+    return getattr(sys.modules[name], '__spec__', None)
+  path = None
+  if parent := name.rpartition('.')[0]:
+    package = spec_of(parent)
+    if package is None or package.submodule_search_locations is None:
+      return None
+    path = [*package.submodule_search_locations]
+  specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, 'find_spec'))
+  return next((spec for spec in specs if spec is not None), None)
+
+
+def closure(names: Iterable[str]) -> dict[str, Source]:
+  """Returns the sources of the user's modules among `names` and of those that they import, by module."""
+  sources: dict[str, Source] = {}
+  pending, seen = [*names], set[str]()
+  while pending:
+    name = pending.pop()
+    if name in seen or not is_own(name):
+      continue
+    seen.add(name)
+    pending += _with_parents(name)
+    if (source := source_of(name)) is not None:
+      sources[name] = source
+      pending += source.imports
+  return dict(sorted(sources.items()))
+
+
+def has_effects(sources: dict[str, Source]) -> bool:
+  """Returns whether the import of modules may change other objects, such as a part of t2x that it replaces.
+
+  Calls of the user's own functions and statements for their effect count, definitions and calls of libraries do not.
+  """
+  return any(call == '' or is_own(call) for source in sources.values() for call in source.calls)
+
+
+def version_of(name: str) -> str | None:
+  """Returns the version of the installed library that contains a module; None if it has none."""
+  top = name.partition('.')[0]
+  if top in sys.stdlib_module_names or top in ('t2x', '__main__'):
+    return None
+  for distribution in (top, *importlib.metadata.packages_distributions().get(top, ())):
+    try:
+      return f'version {importlib.metadata.version(distribution)}'
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Source:
+  file = Path(origin)
+  path = name.replace('.', '/') + ('/__init__' if is_package else '') + ''.join(file.suffixes)
+  digest, imports, calls = hashlib.sha256(content).hexdigest()[:12], set[str](), frozenset[str]()
+  if file.suffix == '.py':
+    try:
+      tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+      tree = ast.Module([], [])
+    package = name if is_package else name.rpartition('.')[0]
+    for node in ast.walk(tree):
+      imports |= {part for found in _imported(node, package) for part in _with_parents(found)}
+    calls = frozenset(_calls(tree, package))
+  return Source(digest, path, content, tuple(sorted(imports)), calls)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+  """Yields a module and the packages that contain it."""
+  while name:
+    yield name
+    name = name.rpartition('.')[0]
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+  """Yields the modules that a node may import; some of the names are those of objects."""
+  if isinstance(node, ast.Import):
+    yield from (alias.name for alias in node.names)
+  elif isinstance(node, ast.ImportFrom):
+    base = _absolute('.' * node.level + (node.module or ''), package)
+    yield base
+    yield from (f'{base}.{alias.name}' for alias in node.names if base)
+  elif isinstance(node, ast.Call) and node.args:
+    # importlib.import_module('name')
+    function, (first, *_) = ast.unparse(node.func).rpartition('.')[2], node.args
+    if function in ('import_module', '__import__') and isinstance(first, ast.Constant):
+      yield _absolute(str(first.value), package)
+
+
+def _absolute(name: str, package: str) -> str:
+  try:
+    return importlib.util.resolve_name(name, package or None)
+  except ImportError:
+    return ''
+
+
+def _calls(tree: ast.Module, package: str) -> Iterator[str]:
+  """Yields what the import of a module calls: modules of the called functions, '' for effects on other objects."""
+  homes: dict[str, str] = {}
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      homes |= {alias.asname or alias.name.partition('.')[0]: alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      base = _absolute('.' * node.level + (node.module or ''), package)
+      homes |= {alias.asname or alias.name: base for alias in node.names}
+  for node in _executed(tree):
+    if (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)) or (
+      isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    ):
+      yield ''
+    elif isinstance(node, ast.Call):
+      root = _root(node.func)
+      if root in homes:
+        yield homes[root]
+      elif root in _CHANGES or not hasattr(builtins, root or 'str'):
+        # Any other name is defined by the module.
+        yield ''
+
+
+def _root(node: ast.expr) -> str:
+  """Returns the first name of 'a.b(c).d'; '' if it starts with another expression."""
+  while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
+    node = node.func if isinstance(node, ast.Call) else node.value
+  return node.id if isinstance(node, ast.Name) else ''
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+  """Yields the nodes that run when a module is imported, without the bodies of functions."""
+  if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    yield from (ast.Call(decorator, [], []) for decorator in node.decorator_list)
+  if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    inner: Iterable[ast.AST] = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
+  elif isinstance(node, ast.If) and ast.unparse(node.test) in (
+    "__name__ == '__main__'",
+    'TYPE_CHECKING',
+  ):
+    inner = node.orelse
+  else:
+    inner = ast.iter_child_nodes(node)
+  for child in inner:
+    yield child
+    yield from _executed(child)

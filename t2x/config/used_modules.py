@@ -1,0 +1,66 @@
+"""The user's modules that count for a config."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t2x.config.parse import Import
+from t2x.config.registries import Registry
+from t2x.config.resolve import Call, calls
+from t2x.config.sources import Source, closure, has_effects, is_own, version_of
+from t2x.config.values import leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Used:
+  """The user's modules, by name, as they were when the config was read.
+
+  Attributes:
+    sources: the modules that count: those of the parts in use, and those that they import. An import of the config whose
+      modules provide no part in use counts if it may change other objects.
+    imported: all modules that the config imports, and those that they import.
+    versions: versions of libraries whose parts are used.
+  """
+
+  sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+  imported: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def digests(self) -> dict[str, str]:
+    """Digests of the modules that count, and the versions of libraries."""
+    return dict(self.versions) | {name: source.digest for name, source in self.sources.items()}
+
+
+def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Used:
+  """Returns the user's modules that count for a resolved tree."""
+  if not imports:
+    return Used()
+  homes = _homes(root, registry)
+  sources, imported = closure(homes), dict[str, Source]()
+  for statement in imports:
+    found = closure([statement.module])
+    imported |= found
+    if has_effects(found):
+      sources |= found
+  versions = {name.partition('.')[0]: version_of(name) for name in homes if not is_own(name)}
+  return Used(
+    dict(sorted(sources.items())),
+    imported | sources,
+    {name: version for name, version in versions.items() if version},
+  )
+
+
+def _homes(root: Any, registry: Registry) -> set[str]:
+  """Returns the modules of the user's parts and of other objects in use."""
+  homes = set[str]()
+  for call in calls(root):
+    homes |= {registry.home_of(call.part)[0], *registry.exported_by(call.part)}
+    for leaf in leaves([*call.values.values()]):
+      inner = leaf.func if isinstance(leaf, functools.partial) else leaf
+      part = registry.part_of(inner) or registry.part_of(type(inner))
+      home = registry.home_of(part)[0] if part else getattr(inner, '__module__', '')
+      if not isinstance(leaf, Call) and isinstance(home, str) and (part or is_own(home)):
+        homes.add(home)
+  return homes - {''}
