@@ -11,6 +11,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
+from t2x.decode.sampling import SampleSeed
 from t2x.layers.marks import Marks
 from t2x.parallel import Processes
 from t2x.tasks import MaskedLM, Task
@@ -67,7 +68,7 @@ class Loaded:
     strategy: Strategy | None = None,
     max_new_tokens: int = 128,
     num_return: int = 1,
-    seed: int = 0,
+    seed: SampleSeed = 0,
   ) -> list[dict[str, Any]]:
     """Continues, translates or classifies prompts in one batch.
 
@@ -76,7 +77,7 @@ class Loaded:
       strategy: the decoding strategy; None: the task's strategy, or greedy decoding.
       max_new_tokens: maximum number of generated tokens per completion.
       num_return: completions per prompt.
-      seed: random seed of sampling.
+      seed: random seed of sampling, or (seed, number of the first prompt): a sample depends on both.
 
     Returns:
       One dict per prompt with `prompt`, `text`, `tokens`, `log_probs` and `score`, and with `others` if there

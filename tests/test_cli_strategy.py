@@ -1,5 +1,6 @@
 """The flags of `t2x generate` say how tokens are chosen, over what the task says."""
 
+import dataclasses
 import types
 
 import pytest
@@ -31,6 +32,10 @@ def strategy(flags, own=OWN):
     ('--beam 2 --average-length 2', decode.Beam(2, decode.AverageLength(2.0), **KEPT)),
     ('--stop full', decode.Beam(5, stopping=decode.WhenFull(), **KEPT)),
     (
+      '--suppress 6 --suppress 9',
+      dataclasses.replace(OWN, processors=(*OWN.processors, decode.SuppressTokens([6, 9]))),
+    ),
+    (
       '--greedy --no-repeat-ngram 2 --repetition-penalty 1.5 --min-new-tokens 4 --suppress 6',
       decode.Greedy(
         processors=[
@@ -46,6 +51,18 @@ def strategy(flags, own=OWN):
 )
 def test_flags_lie_over_the_tasks_strategy(flags, expected):
   assert strategy(flags) == expected
+
+
+def test_options_keep_the_other_settings_of_the_tasks_strategy():
+  penalty, stopping = decode.AverageLength(2.0), decode.WhenFull()
+  assert strategy('--beam 2', decode.Beam(5, penalty, stopping)) == decode.Beam(
+    2, penalty, stopping
+  )
+  own = decode.Sampling(0.5, top_k=3, top_p=0.9)
+  assert strategy('--temperature 2', own) == decode.Sampling(2.0, top_k=3, top_p=0.9)
+  own = decode.Greedy(processors=[decode.SuppressTokens([5, 6])])
+  expected = decode.Greedy(processors=[decode.SuppressTokens([5, 6, 7])])
+  assert strategy('--suppress 7 --suppress 6', own) == expected
 
 
 def test_a_flag_of_beam_search_keeps_the_groups_of_the_task():

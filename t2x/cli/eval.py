@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     processes=join(args),
     batch_size=args.batch_size,
   )
+  if args.limit is not None and not loaded.experiment.evaluations:
+    raise UserError('--limit has no effect: the run has no Experiment.evaluations; remove it')
   result = loaded.evaluation(args.split, num_examples=args.limit)
   split = args.split or loaded.task.eval_split
   if args.processes.first:

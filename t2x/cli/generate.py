@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -135,6 +136,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes completions of prompts to stdout or a file."""
   prompts = _prompts(args)
+  if args.json and args.output:
+    raise UserError('--json has no effect with --output, which writes JSON lines: remove it')
   at_most = args.max_new_tokens or MAX_NEW_TOKENS
   if (args.min_new_tokens or 0) > at_most:
     raise UserError(
@@ -198,7 +201,8 @@ def _answers(
       strategy=strategy,
       max_new_tokens=args.max_new_tokens or MAX_NEW_TOKENS,
       num_return=args.num_return or 1,
-      seed=(args.seed or 0) + start,
+      # A sample depends on the number of its prompt, not on its batch.
+      seed=(args.seed or 0, start) if start else args.seed or 0,
     )
 
 
@@ -216,18 +220,16 @@ def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
   if bool(beam) + bool(sampling) + args.greedy > 1:
     raise UserError('--greedy, beam search and --temperature, --top-k, --top-p exclude each other')
   strategy = own
+  if beam and 'width' not in beam and not isinstance(own, decode.Beam):
+    raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
   if args.greedy:
     strategy = decode.Greedy()
-  elif sampling:
-    strategy = decode.Sampling(**sampling)
-  elif 'width' in beam:
-    strategy = decode.Beam(**beam)
-  elif beam:
-    if not isinstance(own, decode.Beam):
-      raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
-    strategy = dataclasses.replace(own, **beam)
+  # Settings of the task's strategy that no option sets stay.
+  for settings, kind in ((sampling, decode.Sampling), (beam, decode.Beam)):
+    if settings:
+      strategy = dataclasses.replace(own if isinstance(own, kind) else kind(), **settings)
   # The task's constraints, such as a first token or the end tokens, apply to every strategy.
-  new = _processors(args)
+  new = _processors(args, own)
   inherited = [old for old in own.processors if type(old) not in map(type, new)]
   return dataclasses.replace(strategy, processors=(*inherited, *new), eos_ids=own.eos_ids)
 
@@ -249,10 +251,13 @@ def _beam(args: argparse.Namespace) -> dict[str, Any]:
   return {'width': args.beam, 'length_penalty': penalty, 'stopping': stopping.get(args.stop)}
 
 
-def _processors(args: argparse.Namespace) -> list[Any]:
-  """Returns the logits processors in the order of application."""
+def _processors(args: argparse.Namespace, own: Any) -> list[Any]:
+  """Returns the logits processors in the order of application; suppressed tokens are added to those of the task."""
   from t2x import decode
 
+  if args.suppress is not None:
+    old = [p.tokens for p in own.processors if isinstance(p, decode.SuppressTokens)]
+    args.suppress = [*dict.fromkeys([*itertools.chain(*old), *args.suppress])]
   values = {
     decode.RepetitionPenalty: args.repetition_penalty,
     decode.NoRepeatNGram: args.no_repeat_ngram,

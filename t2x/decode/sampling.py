@@ -4,6 +4,7 @@ https://arxiv.org/abs/1904.09751)."""
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -155,6 +156,17 @@ class Sampling(IndependentStrategy):
       return jax.random.categorical(jax.random.fold_in(key, step), logits).astype(jnp.int32)
 
     return jax.vmap(jax.vmap(draw))(keys, self.filter(logits))
+
+
+# The seed of sampling, or (seed, number of the first prompt) or (seed, number of each prompt) for a batch of several.
+SampleSeed = int | tuple[int, int | Sequence[int]]
+
+
+def prompt_keys(seed: SampleSeed, batch: int) -> Array:
+  """Returns a key per prompt, [batch], which depends only on the seed and the number of the prompt."""
+  seed, numbers = seed if isinstance(seed, tuple) else (seed, 0)
+  rows = range(numbers, numbers + batch) if isinstance(numbers, int) else numbers
+  return row_keys(jax.random.key(seed), [*rows])
 
 
 def _keys(key: Array, batch: int, copies: int) -> Array:

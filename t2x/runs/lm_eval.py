@@ -161,14 +161,16 @@ class T2XModel(TemplateLM):
       indices.sort(key=lambda i: len(requests[i].args[0]), reverse=True)
       for start in range(0, len(indices), self.batch_size):
         chosen = indices[start : start + self.batch_size]
-        texts = self._continue([requests[i].args[0] for i in chosen], dict(settings))
+        texts = self._continue([requests[i].args[0] for i in chosen], dict(settings), chosen)
         for i, output in zip(chosen, texts, strict=True):
           outputs[i] = output
           self.cache_hook.add_partial('generate_until', requests[i].args, output)
     return outputs
 
-  def _continue(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
-    """Continues a batch of contexts, cut at the first stop."""
+  def _continue(
+    self, contexts: Sequence[str], settings: dict[str, Any], numbers: Sequence[int]
+  ) -> list[str]:
+    """Continues a batch of contexts, cut at the first stop. Samples depend on the numbers of the requests."""
     tokenizer = self._tokenizer
     stops = [stop for stop in settings.pop('until') if stop]
     num_tokens = settings.pop('max_gen_toks')
@@ -179,6 +181,7 @@ class T2XModel(TemplateLM):
       # The last batch is padded to the same shape, to avoid another compilation.
       rows + [rows[-1]] * (self.batch_size - len(rows)),
       tokenizer,
+      seed=(0, [*numbers, *[numbers[-1]] * (self.batch_size - len(rows))]),
       marks=self._marks,
       strategy=strategy_of(settings, ends),
       max_new_tokens=num_tokens,
@@ -190,7 +193,7 @@ class T2XModel(TemplateLM):
 def strategy_of(settings: Mapping[str, Any], ends: tuple[int, ...]) -> Strategy:
   """Returns the strategy of the harness's settings; raises UserError for settings that t2x does not have."""
   values = dict(settings)
-  sampled, temperature = values.pop('do_sample', False), values.pop('temperature', 0.0)
+  sampled, temperature = values.pop('do_sample', False), values.pop('temperature', None)
   if not sampled:
     # Without sampling, filters have no effect, also in transformers.
     values = {name: value for name, value in values.items() if name not in ('top_k', 'top_p')}
@@ -199,7 +202,12 @@ def strategy_of(settings: Mapping[str, Any], ends: tuple[int, ...]) -> Strategy:
     raise UserError(f'generation settings of the task are not supported: {", ".join(values)}')
   if not sampled:
     return Greedy(eos_ids=ends)
-  return Sampling(temperature=temperature or 1.0, top_k=top_k or None, top_p=top_p, eos_ids=ends)
+  if temperature == 0:
+    raise UserError(
+      'do_sample = True with temperature = 0.0: set do_sample = False, or a temperature'
+    )
+  temperature = 1.0 if temperature is None else temperature
+  return Sampling(temperature=temperature, top_k=top_k or None, top_p=top_p, eos_ids=ends)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from t2x.base.ranges import Text
 from t2x.data import Batches, Order, Rows, Source, Tokenizer
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
+from t2x.decode.sampling import SampleSeed
 from t2x.layers import NO_AUX, Aux
 from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model
@@ -354,7 +355,7 @@ class Task(abc.ABC):
     strategy: Strategy,
     max_new_tokens: int,
     num_return: int = 1,
-    seed: int = 0,
+    seed: SampleSeed = 0,
   ) -> list[list[dict[str, Any]]]:
     """Generates answers to prompts.
 

@@ -24,6 +24,7 @@ from t2x.data import (
 )
 from t2x.data.tokenizers.existing import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
+from t2x.decode.sampling import SampleSeed, prompt_keys
 from t2x.layers import Causal, RowLayout, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
@@ -348,7 +349,7 @@ def continued(
   rows: Sequence[Sequence[int]],
   tokenizer: Tokenizer,
   *,
-  seed: int = 0,
+  seed: SampleSeed = 0,
   marks: Marks = Marks(),
   longest: int | None = None,
   **settings: Any,
@@ -371,7 +372,7 @@ def continued(
     lengths,
     eos_id=tokenizer.eos_id,
     pad_id=tokenizer.pad_id,
-    key=jax.random.key(seed),
+    key=prompt_keys(seed, len(ids)),
     marks=marks,
     **settings,
   )

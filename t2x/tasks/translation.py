@@ -15,6 +15,7 @@ from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size, TunableRate
 from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPlan, bucket_lengths
 from t2x.decode import Beam, Generated, Strategy, generate
+from t2x.decode.sampling import row_keys
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.tasks.causal_lm import shift_right
@@ -101,7 +102,7 @@ class SourceTargetTask(TokenTask):
       np.full(len(source), start.shape[1], np.int32),
       eos_id=tokenizer.eos_id,
       pad_id=tokenizer.pad_id,
-      key=jax.random.key(seed),
+      key=row_keys(seed, len(source)),
       source=source,
       source_tokens=tokens,
       **settings,

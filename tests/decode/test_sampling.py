@@ -10,6 +10,7 @@ from history_model import history_model, log_probs_after
 
 from t2x.base.errors import UserError
 from t2x.decode import Greedy, Processor, Sampling, SuppressTokens, generate
+from t2x.decode.sampling import _keys, prompt_keys
 
 SETTINGS = [
   Sampling(),
@@ -150,3 +151,16 @@ def test_log_probabilities_are_of_the_model_without_processors(strategy):
     ]
     np.testing.assert_allclose(generated.log_probs[b, 0], by_hand, rtol=1e-4)
     np.testing.assert_allclose(generated.sum_log_probs[b, 0], sum(by_hand), rtol=1e-4)
+
+
+def test_the_key_of_a_prompt_depends_on_the_seed_and_its_number_only():
+  def data(keys):
+    return jax.random.key_data(keys).tolist()
+
+  whole = data(prompt_keys(3, 6))
+  assert data(prompt_keys((3, 2), 4)) == whole[2:]
+  assert data(prompt_keys((3, [5, 1]), 2)) == [whole[5], whole[1]]
+  others = data(prompt_keys(4, 6)) + data(prompt_keys((3, 6), 6))
+  assert len({tuple(key) for key in whole + others}) == 18
+  # A key for all prompts gives each that of its number.
+  assert data(_keys(jax.random.key(3), 6, 2)) == data(_keys(prompt_keys(3, 6), 6, 2))

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 
 import pytest
@@ -106,6 +107,31 @@ def test_a_full_disk_during_a_command_is_one_line_without_advice_for_bugs(
   monkeypatch.setattr('t2x.cli.check.run', full)
   code, _, err = t2x('check', 'x.gin')
   assert (code, err) == (1, 't2x: /disk/file: No space left on device\n')
+
+
+def test_options_without_effect_are_refused(run, short_runs, t2x, experiment, tmp_path):
+  out = tmp_path / 'out.jsonl'
+  for words, option in (
+    (('eval', run, '--limit', 2), '--limit'),
+    (('generate', run, '--prompt', 'a', '--json', '--output', out), '--json'),
+    (('show', run / 'config.gin', '--sharding', '--pattern', tmp_path / 'a.png'), '--pattern'),
+  ):
+    refused(t2x(*words), f'{option} has no effect')
+  assert not out.exists()
+
+
+def test_a_sample_depends_on_the_seed_and_the_number_of_its_prompt(run, t2x):
+  prompts = [f'--prompt={letter}' for letter in 'aaaaa']
+
+  def texts(*options):
+    command = 'generate', run, *prompts, '--temperature', 1, '--max-new-tokens', 8, '--json'
+    code, stdout, err = t2x(*command, *options)
+    assert code == 0, err
+    return [json.loads(line)['text'] for line in stdout.splitlines()]
+
+  whole = texts('--seed', 3)
+  assert texts('--seed', 3, '--batch-size', 2) == texts('--seed', 3, '--batch-size', 1) == whole
+  assert len({*whole, *texts('--seed', 4, '--batch-size', 1)}) == 10
 
 
 def test_the_traceback_option_prints_the_traceback(t2x, tmp_path):

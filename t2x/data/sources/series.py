@@ -219,6 +219,6 @@ def read_columns(
 
 def _number(name: str, text: str) -> float:
   value = float('nan') if text in ('', 'NA') else float(text)
-  if abs(value) > np.finfo(np.float32).max:
+  if abs(value) > float(np.finfo(np.float32).max):
     raise UserError(f"the column '{name}' has {text}, which is no finite number in float32")
   return value
