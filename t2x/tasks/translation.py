@@ -15,7 +15,7 @@ from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size, TunableRate
 from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPlan, bucket_lengths
 from t2x.decode import Beam, Generated, Strategy, generate
-from t2x.decode.sampling import row_keys
+from t2x.decode.sampling import SampleSeed, prompt_keys
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.tasks.causal_lm import shift_right
@@ -78,7 +78,7 @@ class SourceTargetTask(TokenTask):
     model: Any,
     source: np.ndarray,
     tokens: Tokens | None,
-    seed: int,
+    seed: SampleSeed,
     *,
     first: Sequence[Sequence[int]] | None = None,
     **settings: Any,
@@ -102,7 +102,7 @@ class SourceTargetTask(TokenTask):
       np.full(len(source), start.shape[1], np.int32),
       eos_id=tokenizer.eos_id,
       pad_id=tokenizer.pad_id,
-      key=row_keys(seed, len(source)),
+      key=prompt_keys(seed, len(source)),
       source=source,
       source_tokens=tokens,
       **settings,
@@ -188,7 +188,7 @@ class PairTask(TargetText):
 
   @abc.abstractmethod
   def _generate(
-    self, model: Any, sources: Sequence[Sequence[int]], seed: int = 0, **settings: Any
+    self, model: Any, sources: Sequence[Sequence[int]], seed: SampleSeed = 0, **settings: Any
   ) -> Generated:
     """Generates the targets of sources, given as token ids with eos."""
 
