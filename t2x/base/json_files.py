@@ -135,6 +135,10 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
     }
   if dataclasses.is_dataclass(hint):
     return _instance(hint, value, error, where)
+  if hint is bool:
+    if not isinstance(value, bool):
+      raise error(f'{where} is not true or false')
+    return value
   if hint in (str, Lines):
     if not isinstance(value, str):
       raise error(f'{where} is not a string')

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError
-from t2x.cli.options import assignments, count, natural, refuse_bindings
+from t2x.cli.options import assignments, count, natural, refuse, refuse_bindings
 
 if TYPE_CHECKING:
   from t2x.sweeps.stages import StageName
@@ -40,6 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help='run only the trials of group I of a sweep that was planned with --groups: a task of a job array',
   )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
+  parser.add_argument(
+    '--accept-changed',
+    '--accept_changed',
+    action='store_true',
+    help='use the trials that ended with other code, data or defaults as they are; the report says so',
+  )
   parser.add_argument(
     '--confirm',
     action='store_true',
@@ -100,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
   check_folder('--out', Path(args.out))
   file, out, local = Path(gin_path(args.file)), Path(args.out), Local(args.workers, args.together)
   stage = _stage(args)
+  if args.group is not None:
+    refuse(args, 'has no effect with --group, whose trials are planned', 'accept_changed')
   if args.worker:
     index, total = map(int, args.worker.split('/'))
     run_worker(file, out, (index, total), args.together or 1, args.group, stage=stage)
@@ -124,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
     only='show' if args.dry_run else 'plan' if args.groups else None,
     confirm=args.confirm,
     confirm_seeds=args.seeds,
+    accept_changed=args.accept_changed,
   )
 
 

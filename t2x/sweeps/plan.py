@@ -10,11 +10,12 @@ from t2x import config as config_lib
 from t2x.base.errors import UserError, error_line
 from t2x.base.ranges import TRIAL_SEED
 from t2x.base.suggestions import did_you_mean
-from t2x.experiments import read_config
+from t2x.experiments import data_of, read_config
 from t2x.sweeps.arms import Arm, shown
 from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.evaluated import evaluated
+from t2x.sweeps.identities import Identities, Identity
 from t2x.sweeps.provenance import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Sweep
@@ -69,8 +70,8 @@ def make_plan(
     except UserError as error:
       problems += arm_problems(sweep, arm, error)
       continue
-    planned.setdefault(resolved.identity, (arm, resolved.config))
     for trial, config in planner.trials(arm, resolved):
+      planned.setdefault(trial.identity, (arm, resolved.config))
       trials.append(trial)
       if config is not None:
         configs[trial.folder] = config
@@ -232,13 +233,13 @@ class _Resolved:
   deviation: float = 0.0
   problem: str = ''
 
-  def trial(self, arm: Arm, seed: int, folder: str, unused: tuple[str, ...]) -> Trial:
+  def trial(self, arm: Arm, seed: int, unused: tuple[str, ...]) -> Trial:
     return Trial(
       variant=arm.variant,
       point=arm.plain_point,
       seed=seed,
       identity=self.identity,
-      folder=folder,
+      folder=f'{self.identity}-{seed}',
       changes=self._changes(arm),
       unused=unused,
       parameters=self.cost.parameters,
@@ -270,6 +271,8 @@ class _Planner:
     # Names of Sweep.knob that are not defined in any config so far.
     self._undefined = set(sweep.knobs)
     self._costs: dict[str, Cost] = {}
+    self._data: dict[str, str] = {}
+    self.identities = Identities(sweep.trials)
     self.numbers: dict[str, _Numbers] = {}
     self.goal = sweep.goal
     # Point of the last baseline, and its quantity; None without a match, or if it was not resolved.
@@ -327,12 +330,34 @@ class _Planner:
     """Yields the trials of an arm with their configs; None for trials that cannot run."""
     used = set(_used_targets(resolved.config))
     unused = tuple(target for target in self._base_targets if target not in used)
+    identity = self.identities.of(
+      resolved.config, self.seed, lambda: data_of(resolved.cost.experiment, self._data)
+    )
     for seed in self.sweep.seeds_of(arm.variant):
-      trial = resolved.trial(arm, seed, f'{resolved.identity}-{seed}', unused)
+      trial = resolved.trial(arm, seed, unused)
       config = None
       if not resolved.problem:
         config = config_lib.render(self.load(arm, (*resolved.adjusted, f'{self.seed}={seed}')))
+        trial = self._placed(trial, identity)
+        self.numbers[trial.identity] = self.numbers[resolved.identity]
       yield trial, config
+
+  def _placed(self, trial: Trial, identity: Identity) -> Trial:
+    """Returns the trial with its identity, or with that of an earlier trial that is accepted instead."""
+    name, changed, accepted = identity.name, tuple[str, ...](), False
+    if self.identities.ended(name, trial.seed) is None:
+      earlier = self.identities.last_ended(identity, trial.seed)
+      if earlier is not None:
+        changed, accepted = earlier.changes, self.sweep.accept_changed
+        name = earlier.name if accepted else name
+    return dataclasses.replace(
+      trial,
+      identity=name,
+      folder=f'{name}-{trial.seed}',
+      restated=identity.restated,
+      changed=changed,
+      accepted=accepted,
+    )
 
   def summary(self, trials: Sequence[Trial]) -> Plan:
     """Returns the plan of the trials."""

@@ -1,5 +1,6 @@
 """Plan of a sweep as a text table, printed by `t2x sweep FILE --dry-run`."""
 
+import collections
 import json
 import statistics
 import time
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from t2x.base.text_table import text_table
-from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
+from t2x.sweeps.records import Outcome, Plan, Trial, shown_changes, usable_outcome
 from t2x.sweeps.runners import distinct, groups_of
 from t2x.sweeps.tune import Tuning
 from t2x.train.logs.flops import CONVENTION
@@ -62,6 +63,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
   problems = {t.problem: t for t in plan.trials if t.problem}
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
   lines += equal_variants(plan)
+  lines += changed_trials(plan)
   lines.append(f'FLOPs: {CONVENTION}')
   return '\n'.join([*lines, '', _total(plan, folder)])
 
@@ -127,6 +129,17 @@ def equal_variants(plan: Plan) -> Iterator[str]:
       names.setdefault((json.dumps(trial.point), trial.identity), {})[trial.variant] = None
   for equal in dict.fromkeys(tuple(group) for group in names.values() if len(group) > 1):
     yield f'{" and ".join(equal)} have the same config and share their trials'
+
+
+def changed_trials(plan: Plan) -> Iterator[str]:
+  """Yields one line for each change of code, data or defaults since earlier trials of the sweep have ended."""
+  counts = collections.Counter(
+    (trial.accepted, trial.changed) for trial in distinct(plan.trials) if trial.changed
+  )
+  for (accepted, changed), count in counts.items():
+    what = f'{count} trials' if count > 1 else '1 trial'
+    how = 'used as they are' if accepted else 'not used (--accept-changed uses them)'
+    yield f'{what} ended before a change, {how}: {shown_changes(changed)}'
 
 
 def _total(plan: Plan, folder: Path) -> str:

@@ -7,7 +7,7 @@ OUT/trials/ID/trial.json  written when the trial ends
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from t2x.sweeps.published import Published
 
 # Squares of larger values overflow in the standard deviation.
 _LARGEST = 1e100
+_MOST_CHANGES = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class Trial:
     point: values of the grid by axis ({'Stack.num_layers': 6}), as gin text unless they are plain
       scalars; {} without a grid.
     seed: seed of initialisation, data order, masks and dropout.
-    identity: hash of the resolved config without seed and output paths, shared by trials that differ
-      only in the seed.
+    identity: hash of the settings that are not defaults, without the seed, and of the user's modules; shared by trials
+      that differ only in the seed (see t2x.sweeps.identities).
     program: hash shared by trials that use the same compiled functions: they differ only in the seed
       and `numbers`.
     numbers: hyperparameters in which trials of a program differ, by 'scope/Name.param' (a learning
@@ -56,6 +57,9 @@ class Trial:
     gap: relative deviation of the matched quantity from the baseline's: 0.004.
     problem: why the trial cannot run, such as a budget that cannot be matched; '' if it can.
     tuned: the tuned parameter and its value in this trial; {} without tuning, and at the variant's own value.
+    restated: paths of settings whose defaults are part of the identity, as an earlier trial had other defaults.
+    changed: what differs between this trial and an earlier one of the same settings that has ended: code, data and defaults.
+    accepted: whether that earlier trial is used (`t2x sweep --accept-changed`).
   """
 
   variant: str
@@ -76,6 +80,9 @@ class Trial:
   gap: float = 0.0
   problem: str = ''
   tuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  restated: tuple[str, ...] = ()
+  changed: tuple[str, ...] = ()
+  accepted: bool = False
 
   @property
   def differences(self) -> list[str]:
@@ -189,6 +196,12 @@ class Outcome:
   together: int = 1
   conditions: Conditions | None = None
   num_steps: int | None = None
+
+
+def shown_changes(changes: Sequence[str]) -> str:
+  """Returns the first changes as text, and the number of others."""
+  more = f' and {len(changes) - _MOST_CHANGES} more' if len(changes) > _MOST_CHANGES else ''
+  return '; '.join(changes[:_MOST_CHANGES]) + more
 
 
 def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:

@@ -96,6 +96,7 @@ def run_sweep(
   only: Literal['show', 'plan'] | None = None,
   confirm: bool = False,
   confirm_seeds: int | None = None,
+  accept_changed: bool = False,
 ) -> int:
   """Plans and runs a sweep, one stage after another.
 
@@ -110,6 +111,7 @@ def run_sweep(
       for `run_group`; neither runs trials.
     confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
     confirm_seeds: number of fresh seeds; None: the number of seeds of the sweep.
+    accept_changed: whether trials count that ended with other code, data or defaults.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
@@ -119,6 +121,7 @@ def run_sweep(
   own = _leave_memory()
   origin()
   sweep, code = read_sweep(file, overrides), 0
+  sweep = dataclasses.replace(sweep, trials=out / 'trials', accept_changed=accept_changed)
   tuning: Tuning | None = None
   retried: set[str] = set()
   for stage in _stages(sweep, out, confirm, confirm_seeds, keep=only != 'show'):

@@ -93,6 +93,9 @@ class Sweep:
   # Path of the sweep file, and its bindings for all trials.
   file: Path = Path('sweep.gin')
   shared: tuple[str, ...] = ()
+  # The folder of the trials, and whether trials count that ended with other code, data or defaults.
+  trials: Path | None = None
+  accept_changed: bool = False
 
   def __post_init__(self):
     self._check_names()
@@ -273,6 +276,8 @@ class Sweep:
     raise UserError(f"{self.file}: {setting}: there is no file '{name}'")
 
 
+# Fields that are no settings of a sweep file.
+_NO_BINDINGS = {'file', 'shared', 'trials', 'accept_changed'}
 # Settings whose error messages do not name them as `Sweep.NAME`.
 _NAMES = {'file': 'the name of the sweep file', 'tune': 'Tune.parameter'}
 
@@ -346,7 +351,7 @@ def _settings(
 ) -> dict[str, Any]:
   """Returns the values of the bindings of a dataclass; appends one finding for each invalid one."""
   hints = typing.get_type_hints(cls, include_extras=True)
-  names = {f.name for f in dataclasses.fields(cls)} - {'file', 'shared'}
+  names = {f.name for f in dataclasses.fields(cls)} - _NO_BINDINGS
   settings: dict[str, Any] = {}
   for statement in statements:
     name, value = statement.param, config_lib.expanded(statement.value, macros)

@@ -150,7 +150,10 @@ def config_of(trial: Trial, run: Path) -> config_lib.Config:
   file = run / 'config.gin'
   config = read_config([file])
   seed = seed_of(config)
-  if config_lib.identity(config, without=[seed]) != trial.identity:
+  settings = config_lib.identity(config, [seed], trial.restated).partition('.')[0]
+  if settings != trial.identity.partition('.')[0] and (
+    config_lib.older_identity(config, [seed]) != trial.identity
+  ):
     raise UserError(
       f'{file} does not resolve to the config of trial {trial.folder}: run the same `t2x sweep` '
       'command again'

@@ -2,7 +2,7 @@
 
 import json
 import random
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +10,7 @@ from t2x.base.errors import is_printable
 from t2x.cli import main
 from t2x.sweeps.records import Outcome, Plan, Trial, read_plan, write_outcome, write_plan
 from t2x.sweeps.stages import Stage
+from t2x.sweeps.sweep import Sweep
 
 VALUES = [
   None, True, -1, 0, 3, 0.5, 1e308, -1e308, 5e-324, 10**30, 10**400, float('nan'), float('inf'),
@@ -150,7 +151,8 @@ def test_no_damage_is_more_than_a_line(finished, seed, capsys, monkeypatch):
   for name in ('report.md', 'results.csv', 'costs.csv') if code == 0 else ():
     assert all(map(is_printable, (finished / name).read_text().split('\n')))
   # What is planned again is the same.
-  monkeypatch.setattr('t2x.sweeps.run.read_sweep', lambda *_: SimpleNamespace(name='study'))
+  sweep = Sweep(base='x.gin', variants={'gelu': {}}, baseline='gelu', file=Path('study.gin'))
+  monkeypatch.setattr('t2x.sweeps.run.read_sweep', lambda *_: sweep)
   monkeypatch.setattr('t2x.sweeps.run.stages', lambda *_: [Stage('', plan, {})])
   line = ['sweep', str(finished.parent.parent / 'study.gin'), '--out', str(finished.parent)]
   code = main([*line, '--dry-run'])

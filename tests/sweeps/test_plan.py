@@ -16,6 +16,7 @@ from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.sweep import read_sweep
 from t2x.tasks import ImageClassification
+from t2x.train import AdamW
 
 PARAMETERS = """
   match = 'parameters'
@@ -299,6 +300,15 @@ def test_annotations_decide_which_variants_share_a_program(plan):
   assert len({programs['gelu'], programs['none'], programs['b2']}) == 3
   assert found['depth'].numbers == {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.2}
   assert found['none'].numbers == found['b2'].numbers == {}
+
+
+def test_a_hyperparameter_at_its_default_shares_the_program(plan):
+  default = AdamW().weight_decay
+  variants = (
+    f"{{'gelu': {{'AdamW.weight_decay': {default}}}, 'more': {{'AdamW.weight_decay': 0.3}}}}"
+  )
+  made, _ = plan(variants=variants)
+  assert len({trial.program for trial in made.trials}) == 1 and default
 
 
 def test_more_seeds_keep_the_trials_that_were(plan):
