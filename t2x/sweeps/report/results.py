@@ -15,6 +15,7 @@ from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.examples import read_examples
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
 from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
+from t2x.sweeps.report.sources import accepted_trials, mixed_sources
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
 from t2x.sweeps.tune import Tuning, read_tuning
@@ -159,12 +160,14 @@ class Results:
   def warning(self) -> str:
     """Returns a one-line warning if trials have different origins, else ''."""
     mixed = {name: values for name, values in self.origins.items() if len(values) > 1}
+    accepted = accepted_trials(self.plan.trials)
+    accepted = f'{accepted[0].upper()}{accepted[1:]}.' if accepted else ''
     if not mixed:
-      return ''
+      return accepted
     text = '; '.join(f'{name} {", ".join(values)}' for name, values in mixed.items())
     return (
       'Trials differ in versions, device, source code or data, which may affect the results: '
-      f'{text}.'
+      f'{text}. {accepted}'.rstrip()
     )
 
   def progress(self) -> str:
@@ -251,7 +254,11 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     name = {variant: '', plan.baseline: 'the baseline'}.get(equal, equal)
     note = _note(verdict, own, name if own[0].trial.identity else '', len(sample.values))
     summary, ranks = summarise(list(sample.values.values())), rankings[point].ranks.get(variant)
-    rows.append(Row(variant, point, tuple(own), summary, verdict, _costs(own), {}, ranks, note))
+    row = Row(variant, point, tuple(own), summary, verdict, _costs(own), {}, ranks, note)
+    if verdict is not None:
+      sides = (*own, *cells.get((point, plan.baseline), ()))
+      row = row.without_verdict(mixed_sources((entry.trial, entry.outcome) for entry in sides))
+    rows.append(row)
   rows = _add_fronts(rows, plan)
   curves = {folder: metrics for folder, (metrics, _) in lines.items()}
   return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)], level)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report.results import Entry, Results, Row
+from t2x.sweeps.report.sources import accepted_trials
 from t2x.train.logs.flops import CONVENTION
 
 
@@ -121,6 +122,8 @@ def _caution(results: Results, compared: Sequence[Row]) -> str:
   counts = {row.comparison.examples for row in compared if row.comparison and row.comparison.pairs}
   if None in counts:
     text += '; the intervals leave out the noise of the evaluated examples'
+  if accepted := accepted_trials(results.plan.trials):
+    text += f'; {accepted}'
   return text
 
 
