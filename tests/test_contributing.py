@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import t2x
 from t2x.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +59,12 @@ def test_readme_contributing_and_ci_run_the_same_tests():
     lines[name] = found[0]
   assert set(lines.values()) == {"pytest -n 2 -m 'not slow'"}, lines
   assert found == ["pytest -n 2 -m 'not slow'", "pytest -n 3 -m 'slow and not nightly'"]
+
+
+def test_all_files_have_the_version_of_the_package():
+  for name, form in {
+    'pyproject.toml': "version = '{}'\n",
+    'CITATION.cff': 'version: {}\n',
+    'CHANGELOG.md': '## {} ',
+  }.items():
+    assert form.format(t2x.__version__) in (ROOT / name).read_text(), name
