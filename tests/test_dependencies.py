@@ -7,6 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+from t2x.base.packages import EXTRAS, command
+from t2x.experiments import registry
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())
 PROJECT = PYPROJECT['project']
@@ -20,6 +23,8 @@ def package(name):
 
 # Packages that add modules to the namespace of another one, which is imported.
 BESIDE = {'googleapis-common-protos'}
+# A message names the version to install; its own dependencies are many.
+BY_HAND = {'lm-eval'}
 # Packages whose modules have another name, where they are not installed.
 OTHER_NAMES = {'mlflow': 'mlflow-skinny'}
 
@@ -43,7 +48,7 @@ def imported():
 
 def test_every_package_that_is_imported_is_declared():
   groups = [PROJECT['dependencies'], *PROJECT['optional-dependencies'].values()]
-  missing = imported().keys() - {package(one) for group in groups for one in group}
+  missing = imported().keys() - {package(one) for group in groups for one in group} - BY_HAND
   assert not missing, {name: str(imported()[name]) for name in missing}
 
 
@@ -82,6 +87,35 @@ def test_tests_of_the_extra_test_need_no_other_extra():
       names += [node.module] if isinstance(node, ast.ImportFrom) else []
       missing = {name.split('.')[0] for name in names} & others
       assert not missing, f'{path} imports {missing} without importorskip'
+
+
+def test_messages_name_the_extra_of_a_package():
+  names = {'sklearn': 'scikit-learn', 'mlflow': 'mlflow-skinny'}
+  for module, extra in EXTRAS.items():
+    assert names.get(module, module.lower()) in with_extras(extra), module
+  # `imported` without an extra prints the name of the package.
+  others = {module for module, _ in uses_of_optional_packages()} - EXTRAS.keys()
+  assert others == {'shtab'}
+  assert (
+    command(['jiwer', 'sklearn', 'wandb', 'shtab']) == "pip install 't2x[samples,trackers]' shtab"
+  )
+
+
+def uses_of_optional_packages():
+  """The packages that calls of `imported` name, each with what needs it."""
+  for path in (ROOT / 't2x').rglob('*.py'):
+    for module, user in re.findall(r"imported\('([\w.]+)', '(.+?)'\)", path.read_text()):
+      yield module.split('.')[0], user
+
+
+def test_parts_declare_the_packages_that_they_import():
+  parts = registry()
+  found = [
+    (part, module) for module, user in uses_of_optional_packages() for part in parts.find(user)
+  ]
+  assert len(found) > 10
+  for part, module in found:
+    assert module in part.obj.packages, f'{part.name}: {module}'
 
 
 def test_an_editable_installation_is_an_entry_of_the_path():

@@ -3,7 +3,7 @@
 python experiments/speed/generate.py --rounds 7 --out experiments/speed/results/generate.csv
 
 A GPT-2 of width 256 with 6 layers and 8,192 tokens, random weights that transformers initialises and t2x imports,
-greedy and beam search of width 4. Both must generate the same tokens. Needs the extra `parity`, and `report`
+greedy and beam search of width 4. Both must generate the same tokens. Needs the extra `references`, and `report`
 for the plot.
 """
 

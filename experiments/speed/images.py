@@ -6,7 +6,7 @@ Batches of 16 images of 224x224 from JPEG files of 500x375, of parts of the phot
 t2x; torchvision with its transforms of Pillow images; torchvision with its own decoder and transforms of uint8 tensors.
 Each has one thread, as a worker process of a data loader, and reports its CPU time; `mixup`, which runs in the train
 step, has all threads and reports time.
-Each is a process of its own that stays alive and takes turns with the others. Needs the extra `parity` for PyTorch,
+Each is a process of its own that stays alive and takes turns with the others. Needs the extra `references` for PyTorch,
 and torchvision. Cases:
 
 decode    JPEG -> pixels

@@ -5,7 +5,7 @@ python experiments/speed/train_step.py --rounds 7 --out experiments/speed/result
 Each contender is a process of its own that stays alive; in each round all of them take a few steps in turn, so that
 other work on the machine is shared by all. Printed are medians over the rounds, with the fastest and the slowest
 round. Shapes, batch, precision, AdamW and gradient clipping are equal (configs/, torch_models.py), and so are
-the numbers of parameters, which are compared. Needs the extra `parity` for PyTorch, and
+the numbers of parameters, which are compared. Needs the extra `references` for PyTorch, and
 `report` for the plot.
 """
 

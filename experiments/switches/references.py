@@ -4,7 +4,7 @@
       admin-torch==0.1.0 torchscale==0.3.0 fairscale==0.4.13 einops torch-einops-utils einx frozendict loguru
     PYTHONPATH=$PWD:other/lib/python3.11/site-packages python experiments/switches/references.py
 
-Needs PyTorch (extra `parity`). All weights are perturbed, because initial zeros and ones hide errors. float32.
+Needs PyTorch (extra `references`). All weights are perturbed, because initial zeros and ones hide errors. float32.
 """
 
 import functools

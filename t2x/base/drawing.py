@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.base.errors import UserError
 from t2x.base.files import MARK, check_folder, output_path
+from t2x.base.packages import imported
 
 __all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'save_figure', 'save_picture']
 
@@ -49,13 +49,12 @@ def drawn(paths: Sequence[Path], width: float, height: float) -> Iterator[Any]:
   Raises:
     UserError: matplotlib is not installed, or a file cannot be written.
   """
-  try:
-    import matplotlib
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise UserError("figures need matplotlib: pip install 't2x[report]'") from error
+  matplotlib, figures = (
+    imported('matplotlib', 'a figure'),
+    imported('matplotlib.figure', 'a figure'),
+  )
   with matplotlib.rc_context(_STYLE):
-    figure = Figure(figsize=(width, height), layout='constrained')
+    figure = figures.Figure(figsize=(width, height), layout='constrained')
     yield figure
     for path in paths:
       save_figure(figure, path, dpi=200)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t2x.base.errors import UserError
+from t2x.base.packages import require
 from t2x.cli.options import add_devices, add_files, count
 
 HELP = 'check the config and the shapes of an experiment or sweep, without data and weights'
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from t2x.train import check_experiment
 
     config = read_config(args.files, args.overrides)
+    require(config.packages())
     for note in config.notes():
       print(note)
     report = check_experiment(config.build(), args.devices)

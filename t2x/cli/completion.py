@@ -4,7 +4,7 @@ import argparse
 import importlib.resources
 import shlex
 
-from t2x.base.errors import UserError
+from t2x.base.packages import imported
 
 HELP = 'print a script for bash or zsh that completes commands, options, files and --gin. names'
 TAKES_BINDINGS = False
@@ -56,12 +56,7 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
   Raises:
     UserError: shtab is not installed.
   """
-  try:
-    import shtab
-  except ImportError as error:
-    raise UserError(
-      "t2x completion needs the package 'shtab': pip install 't2x[completion]'"
-    ) from error
+  shtab = imported('shtab', 't2x completion')
   _set_completed(parser)
   text = shtab.complete(parser, shell=shell)
   bound = ' '.join(name for name, command in _commands(parser).items() if command.epilog)

@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--png',
     metavar='FOLDER',
-    help="also write the pictures as PNG files (needs matplotlib: pip install 't2x[report]')",
+    help='also write the pictures as PNG files (needs matplotlib: the extra `report`)',
   )
   parser.add_argument(
     '--svg', metavar='FOLDER', help='also write the pictures as SVG files (needs matplotlib)'

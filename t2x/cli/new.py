@@ -10,6 +10,7 @@ from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.base.files import check_folder, output_file
+from t2x.base.packages import is_installed
 
 HELP = 'write commented files to start from: a part with its test, a task, or a sweep'
 TAKES_BINDINGS = False
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     with output_file('', Path(name)) as file:
       file.write(text)
     print(f'wrote {name}')
+  if any('pytest' in command for command in commands) and not is_installed('pytest'):
+    commands = ['pip install pytest', *commands]
   print('try:\n' + '\n'.join(f'  {command}' for command in commands))
   return 0
 

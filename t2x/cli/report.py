@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t2x.base.errors import UserError
+from t2x.base.packages import command
 from t2x.cli.options import add_json, positive
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _fit(args: argparse.Namespace) -> int:
   _print(args, results, fits)
   picture = folder / 'scaling.png'
   if not write_png(picture, fits, results.plan.metric):
-    print(f"t2x: {picture} was not written: pip install 't2x[report]'", file=sys.stderr)
+    print(f't2x: {picture} was not written: {command(["matplotlib"])}', file=sys.stderr)
   return 0
 
 

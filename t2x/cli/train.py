@@ -29,6 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Starts a run, or resumes the run in the folder."""
+  from t2x.base.packages import require
   from t2x.base.terminal import log_to_file, wrap_streams
   from t2x.config import render
   from t2x.experiments import changed_settings, data_of, read_config, record_run
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
   log = logging.getLogger('t2x')
   config = read_config(args.files, args.overrides)
+  require(config.packages())
   text = render(config)
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)

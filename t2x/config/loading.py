@@ -60,6 +60,14 @@ class Config:
     """Returns the shortest unambiguous name of a part."""
     return self.bindings.registry.name_of(part)
 
+  def packages(self) -> dict[str, list[str]]:
+    """Returns the optional packages that parts declare, each with the names of these parts."""
+    users: dict[str, list[str]] = {}
+    for part in {id(call.part): call.part for call in calls(self.root)}.values():
+      for package in getattr(part.obj, 'packages', ()):
+        users.setdefault(package, []).append(part.name)
+    return users
+
   def notes(self) -> list[str]:
     """Returns remarks on a valid config, such as replaced bindings."""
     names = [f'{statement.target} ({statement.place})' for statement in self.replaced]

@@ -65,11 +65,8 @@ def resampled(
   """
   if rate == to:
     return samples
-  try:
-    from scipy.signal import resample_poly
-  except ImportError as error:
-    raise UserError(
-      f"a recording has {rate:,} samples per second, not {to:,}, and scipy resamples it: pip install 't2x[speech]'"
-    ) from error
+  # It takes a second to import.
+  from scipy.signal import resample_poly
+
   divisor = math.gcd(rate, to)
   return resample_poly(samples, to // divisor, rate // divisor).astype(np.float32)

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from t2x.base.drawing import save_figure, save_picture
-from t2x.base.errors import UserError, printable
+from t2x.base.errors import printable
+from t2x.base.packages import imported
 from t2x.look.attention import Attention, Grid
 from t2x.look.look import Look
 from t2x.look.page import maps
@@ -155,11 +156,8 @@ def _write(
 
 def _figure(width: float, height: float) -> Any:
   """Returns an empty figure, in inches. Raises UserError without matplotlib."""
-  try:
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise UserError("pictures need matplotlib: pip install 't2x[report]'") from error
-  return Figure(figsize=(width, height), dpi=120, layout='constrained')
+  figures = imported('matplotlib.figure', 'a picture')
+  return figures.Figure(figsize=(width, height), dpi=120, layout='constrained')
 
 
 def _map(axes: Any, values: np.ndarray) -> None:

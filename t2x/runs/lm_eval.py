@@ -1,6 +1,6 @@
 """Evaluation of runs by lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness).
 
-    pip install 't2x[harness]'
+    pip install 'lm-eval>=0.4.13,<0.5'
     python -m t2x.runs.lm_eval run --model t2x --model_args run=runs/gpt --tasks TASK --include_path FOLDER
 
 takes the arguments of the command `lm_eval`, which has no plugins for models. It imports neither torch nor a network
@@ -26,7 +26,7 @@ try:
   from lm_eval.models.utils import normalize_gen_kwargs
   from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as missing:
-  message = f"lm-evaluation-harness is not installed ({missing}): run pip install 't2x[harness]'"
+  message = f'lm-evaluation-harness is not installed ({missing}): pip install lm-eval'
   if __name__ == '__main__':
     print(f't2x: {message}', file=sys.stderr)
     sys.exit(2)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError, first_line
+from t2x.base.packages import imported
 from t2x.sweeps.records import Trial, usable_outcome
 from t2x.sweeps.runners import InProcess, Runner, default_together, groups_of
 
@@ -80,7 +81,7 @@ class Slurm(Engine):
       raise UserError(
         'sbatch is not installed on this machine; --setting cluster=local runs all jobs here at once'
       )
-    submitit = _import('submitit', 'slurm')
+    submitit = imported('submitit', '--runner slurm')
     try:
       executor = submitit.AutoExecutor(folder=self.logs, cluster=cluster)
       executor.update_parameters(**settings)
@@ -105,7 +106,7 @@ class Ray(Engine):
   poll_seconds: float = 1.0
 
   def start(self, groups, folder):
-    ray = _import('ray', 'ray')
+    ray = imported('ray', '--runner ray')
     settings = {'num_cpus': 1} | dict(self.settings)
     address = settings.pop('address', None)
     if not ray.is_initialized():
@@ -119,12 +120,3 @@ class Ray(Engine):
 
 def _is_over(ray: Any, job: Any) -> bool:
   return bool(ray.wait([job], timeout=0)[0])
-
-
-def _import(name: str, extra: str) -> Any:
-  import importlib
-
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    raise UserError(f"this runner requires {name}: pip install 't2x[{extra}]'") from error

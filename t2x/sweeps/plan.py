@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError, error_line
+from t2x.base.packages import require
 from t2x.base.ranges import TRIAL_SEED
 from t2x.base.suggestions import did_you_mean
 from t2x.experiments import data_of, read_config
@@ -75,6 +76,7 @@ def make_plan(
       trials.append(trial)
       if config is not None:
         configs[trial.folder] = config
+  require(planner.packages)
   trials = [*_set_programs(trials, planner.numbers, inputs)]
   if inspect is not None:
     problems += _inspect_programs(sweep, planned, trials, inspect)
@@ -274,6 +276,8 @@ class _Planner:
     self._data: dict[str, str] = {}
     self.identities = Identities(sweep.trials)
     self.numbers: dict[str, _Numbers] = {}
+    # Optional packages, each with the parts that need it.
+    self.packages: dict[str, set[str]] = {}
     self.goal = sweep.goal
     # Point of the last baseline, and its quantity; None without a match, or if it was not resolved.
     self._point: Mapping[str, object] | None = None
@@ -281,7 +285,12 @@ class _Planner:
     self._baseline: Cost | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
-    return read_config(arm.files, (*arm.bindings, *more), base=self.base, overriding=arm.own_files)
+    config = read_config(
+      arm.files, (*arm.bindings, *more), base=self.base, overriding=arm.own_files
+    )
+    for package, parts in config.packages().items():
+      self.packages.setdefault(package, set()).update(parts)
+    return config
 
   def resolve(self, arm: Arm, adjusted: tuple[str, ...] = ()) -> _Resolved:
     config = self.load(arm, (*adjusted, f'{self.seed}=0'))

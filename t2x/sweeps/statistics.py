@@ -8,13 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-
-from t2x.base.errors import UserError
-
-try:
-  from scipy import stats
-except ImportError as error:
-  raise UserError("the report of a sweep requires scipy: pip install 't2x[report]'") from error
+from scipy import stats
 
 Goal = Literal['min', 'max']
 

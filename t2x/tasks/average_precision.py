@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.errors import UserError
 from t2x.data.boxes import objects_of
 from t2x.data.sources.subset import spread
 from t2x.models.ranks import choice
@@ -43,15 +42,9 @@ class AveragePrecision(TaskEvaluator):
   most probable class of objects; queries with equal probabilities or NaN predict nothing. A class without objects in the split is left out.
   """
 
-  kinds: ClassVar[tuple[type[Task], ...]] = (Detection,)
+  packages: ClassVar[tuple[str, ...]] = ('pycocotools',)
 
-  def check(self, task, model):
-    """Also raises UserError if pycocotools is not installed."""
-    super().check(task, model)
-    try:
-      import pycocotools.cocoeval  # noqa: F401
-    except ImportError as error:
-      raise UserError("AveragePrecision needs pycocotools: pip install 't2x[detection]'") from error
+  kinds: ClassVar[tuple[type[Task], ...]] = (Detection,)
 
   def __call__(self, evaluated):
     """Returns the metrics; NaN without objects."""

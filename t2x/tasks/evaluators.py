@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.packages import require
 from t2x.base.ranges import Count, Natural, Size, Text
 from t2x.data.sources.subset import Spread, spread
 from t2x.decode import Strategy
@@ -151,12 +152,14 @@ class TaskEvaluator(Evaluator):
   """Evaluates tasks of some classes."""
 
   kinds: ClassVar[tuple[type[Task], ...]]
+  packages: ClassVar[tuple[str, ...]] = ()
 
   def check(self, task: Task, model: Any) -> None:
-    """Raises UserError if the task is of another class."""
+    """Raises UserError if the task is of another class, or a package is not installed."""
     if not isinstance(task, self.kinds):
       kinds = ' and '.join(f'@{kind.__name__}' for kind in self.kinds)
       raise UserError(f'{type(self).__name__} evaluates {kinds}, not @{type(task).__name__}')
+    require({package: [type(self).__name__] for package in self.packages})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Count, InnerFraction, Size
 from t2x.data import Windows, seasonal_naive
 from t2x.data.sources.subset import spread
@@ -149,6 +150,8 @@ class DrawnForecasts(ForecastEvaluator):
     past: number of values of the context that are drawn; None: all.
   """
 
+  packages: ClassVar[tuple[str, ...]] = ('matplotlib',)
+
   num_examples: Count | None = 4
   columns: Size = 2
   past: Size | None = None
@@ -168,15 +171,12 @@ class DrawnForecasts(ForecastEvaluator):
     self, pairs: Sequence[tuple[Mapping[str, Any], np.ndarray]], channel: int, name: str
   ) -> np.ndarray:
     """Returns a picture of one channel, uint8 [height, width, 3]."""
-    try:
-      from matplotlib.backends.backend_agg import FigureCanvasAgg
-      from matplotlib.figure import Figure
-    except ImportError as error:
-      raise UserError('DrawnForecasts needs matplotlib: pip install "t2x[report]"') from error
+    figures = imported('matplotlib.figure', 'DrawnForecasts')
+    canvases = imported('matplotlib.backends.backend_agg', 'DrawnForecasts')
     columns = min(self.columns, len(pairs))
     lines = -(-len(pairs) // columns)
-    figure = Figure(figsize=(4.5 * columns, 2.2 * lines), dpi=100, layout='constrained')
-    canvas = FigureCanvasAgg(figure)
+    figure = figures.Figure(figsize=(4.5 * columns, 2.2 * lines), dpi=100, layout='constrained')
+    canvas = canvases.FigureCanvasAgg(figure)
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     middle = len(self.levels) // 2
     for axis, (row, quantiles) in zip(axes, pairs, strict=False):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Text
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Captions
@@ -36,25 +37,15 @@ class WordErrors(GeneratedTargets):
     by: field of the examples, such as 'language': also reports the word error rate of each of its values. None: none.
   """
 
+  packages: ClassVar[tuple[str, ...]] = ('jiwer',)
+
   normalise: Callable[[str], str] | None = None
   by: Text | None = None
 
   kinds: ClassVar[tuple[type[Task], ...]] = (Captions,)
 
-  def check(self, task, model):
-    """Also raises UserError if jiwer is not installed."""
-    super().check(task, model)
-    self._jiwer()
-
-  def _jiwer(self) -> Any:
-    try:
-      import jiwer
-    except ImportError as error:
-      raise UserError("WordErrors needs jiwer: pip install 't2x[speech]'") from error
-    return jiwer
-
   def _score(self, pairs, outputs):
-    jiwer, clean = self._jiwer(), self.normalise or str
+    jiwer, clean = imported('jiwer', 'WordErrors'), self.normalise or str
     references, texts = [clean(pair['target']) for pair in pairs], [clean(o) for o in outputs]
     if not all(map(str.split, references)):
       raise UserError('WordErrors: an example has a target without words')

@@ -33,7 +33,7 @@ def prepared(row, transform=PLAIN, seed=0):
 @pytest.mark.parametrize('flip', [False, True])
 def test_crops_and_flips_equal_torchvision(flip):
   """Boxes are cut, and those outside are left out; in shares of the image, so that the size does not matter."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   pytest.importorskip('torchvision', reason="the extra 'references' is not installed")
   from torchvision import tv_tensors
   from torchvision.transforms.v2 import functional

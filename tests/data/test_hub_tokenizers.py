@@ -234,5 +234,5 @@ def test_unreadable_files_are_errors(folders, tmp_path, monkeypatch):
   with pytest.raises(UserError, match='no file defines a special token'):
     load_hub_tokenizer(plain)
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
-  with pytest.raises(UserError, match=r"pip install 't2x\[hub\]'"):
+  with pytest.raises(UserError, match=r"pip install 't2x\[samples\]'"):
     load_hub_tokenizer(folders['bert'])

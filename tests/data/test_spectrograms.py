@@ -7,7 +7,7 @@ from t2x.base.errors import UserError
 from t2x.data import LogMel
 from t2x.data.spectrograms import mel_filters
 
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 rng = np.random.default_rng(0)
 TIME = np.arange(20_000) / 16_000
 # A rising tone with noise, quieter at the end.

@@ -17,11 +17,32 @@ each_page = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
 MESSAGE = re.compile(r'^\| `([^`]{25,})`.* \|', re.MULTILINE)
 
 
-def test_extras_that_commands_install_exist():
-  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
-  for page in PAGES:
-    for names in re.findall(r"pip install -e '\.\[(.+?)\]'", page.read_text()):
-      assert {*names.split(',')} <= {*extras}, page.name
+EXTRAS = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+# An extra in a command (`'.[data]'`, `'t2x[data]'`), or in the text.
+NAMED = re.compile(r"""(?:['" ]\.|\bt2x)\[([a-z][a-z0-9,]*)\]|\bextras? [`']([a-z]+)[`']""")
+
+
+def test_extras_that_texts_name_exist():
+  """Also those of messages, templates, studies and of the files that install t2x."""
+  folders = ('docs', 't2x', 'tests', 'experiments', 'configs', 'launch', '.ci')
+  files = [path for name in folders for path in (ROOT / name).rglob('*') if path.is_file()]
+  files += [*ROOT.glob('*.md'), ROOT / 'pyproject.toml', ROOT / '.pre-commit-config.yaml']
+  found = set()
+  for path in files:
+    if path.suffix in ('.pyc', '.png', '.svg', '.npz') or '_build' in path.parts:
+      continue
+    for command, word in NAMED.findall(path.read_text(errors='ignore')):
+      names = set((command or word).split(','))
+      assert names <= {*EXTRAS}, f'{path}: {names - {*EXTRAS}}'
+      found |= names
+  assert found == {*EXTRAS} and len(EXTRAS) <= 10
+
+
+@each_page
+def test_pages_with_tests_install_pytest(page):
+  text = page.read_text()
+  if re.search(r'^(?:python -m )?pytest ', text, re.MULTILINE):
+    assert re.search(r"pip install (?:pytest|-e '\.\[test)", text)
 
 
 @each_page

@@ -1,6 +1,7 @@
 """What an evaluation could not use is refused before the first step, in one line and with exit code 2."""
 
 import json
+import sys
 
 import pytest
 
@@ -95,3 +96,40 @@ def test_a_label_that_only_the_evaluation_split_has(experiment, t2x, tmp_path):
   assert code == 2
   assert "example 0 has the label 'middling'" in err.splitlines()[-1]
   assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
+
+
+@pytest.fixture
+def without_packages(monkeypatch):
+  """Packages of three extras are not installed."""
+  hidden = ('tokenizers', 'sklearn', 'wandb')
+  for name in [*sys.modules, *hidden]:
+    if name.partition('.')[0] in hidden:
+      monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.usefixtures('without_packages')
+def test_all_missing_packages_are_named_before_the_start(t2x, tmp_path):
+  config = ['vit_digits', '--gin.Trainer.writers=[@WandB]']
+  names = "sklearn (Digits), wandb (WandB): pip install 't2x[samples,trackers]'"
+  for command in (['check'], ['train', '--out', tmp_path / 'run']):
+    assert t2x(*command, *config) == (2, '', f't2x: packages are not installed: {names}\n')
+  assert not (tmp_path / 'run').exists()
+  assert t2x('show', *config)[0] == 0
+
+
+@pytest.mark.usefixtures('without_packages')
+@pytest.mark.parametrize('command', [['check'], ['sweep', '--dry-run']])
+def test_a_sweep_names_the_missing_packages_of_all_variants(command, t2x, tmp_path):
+  (tmp_path / 'sweep.gin').write_text("""Sweep:
+  base = 't2x:runs/quickstart.gin'
+  baseline = 'bytes'
+  variants = {
+    'bytes': {},
+    'bpe': {'CausalLM.tokenizer': @BPE(), 'BPE.vocab_size': 261},
+    'own': {'Trainer.writers': [@WandB]},
+  }
+  seeds = 2
+""")
+  names = "tokenizers (BPE), wandb (WandB): pip install 't2x[samples,trackers]'"
+  expected = 2, '', f't2x: packages are not installed: {names}\n'
+  assert t2x(*command, tmp_path / 'sweep.gin') == expected

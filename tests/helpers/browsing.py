@@ -1,4 +1,4 @@
-"""Fixtures of tests in a browser, which need Playwright (the extra `browser`) and a chromium, such as Debian's package.
+"""Fixtures of tests in a browser, which need Playwright (the extra `docs`) and a chromium, such as Debian's package.
 
 A test module imports `browser` and `open_page`; without one of the two its tests are skipped.
 """
@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-sync_api = pytest.importorskip('playwright.sync_api', reason="pip install 't2x[browser]'")
+sync_api = pytest.importorskip('playwright.sync_api', reason="the extra 'docs' is not installed")
 CHROMIUM = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
 NEEDS_CHROMIUM = pytest.mark.skipif(not CHROMIUM, reason='no chromium: apt-get install chromium')
 

@@ -17,7 +17,7 @@ from t2x.models import CapsuleLengths, CapsulePool, ModelSpec
 from t2x.models.capsules import squash
 from t2x.tasks import ImageClassification, MarginLoss
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 WIDTH, CLASSES, SIZE = 12, 3, 4
 X = np.random.default_rng(0).normal(size=(2, 5, WIDTH)).astype(np.float32)
 SEGMENTS = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 1, 0]])

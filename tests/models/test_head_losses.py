@@ -24,7 +24,7 @@ from t2x.models import (
 )
 from t2x.models.losses import classification_sums, cross_entropy
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH, VOCAB = 8, 23
 HEADS = {

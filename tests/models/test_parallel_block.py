@@ -19,8 +19,8 @@ from t2x.layers import (
 )
 from t2x.models import ParallelBlock
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 from transformers import GPTNeoXConfig  # noqa: E402
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding  # noqa: E402
 

@@ -17,8 +17,8 @@ from t2x.interop import HFModel, export
 from t2x.interop.rules import Table
 from t2x.layers.arrays import named_leaves
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 # Thread synchronisation takes most of the time of such small models.
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()

@@ -30,7 +30,7 @@ from t2x.layers import (
 )
 from t2x.models import Block
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 part = functools.partial
 WIDTH, HEADS, SIZE = 8, 2, 4
 # Two documents in a row, and one with padding.

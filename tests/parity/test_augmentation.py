@@ -14,7 +14,7 @@ from t2x.data.rand_augment import LARGEST, operations
 from t2x.models import Output
 from t2x.tasks import CutMix, ImageClassification, MixUp
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 reason = "the extra 'references' is not installed"
 auto_augment = pytest.importorskip('timm.data.auto_augment', reason=reason)
 mixup = pytest.importorskip('timm.data.mixup', reason=reason)

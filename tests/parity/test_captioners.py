@@ -27,7 +27,7 @@ from t2x.layers import (
   tanh,
 )
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 part = functools.partial
 WIDTH, LENGTH, CELLS, PENALTY = 6, 5, 4, 0.7

@@ -6,7 +6,7 @@ import pytest
 
 from t2x.interop import FAMILIES
 
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 
 # Fields whose defaults in transformers are not supported, with those of the released models.

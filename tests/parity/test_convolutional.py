@@ -14,7 +14,7 @@ from t2x.layers import Tokens
 from t2x.layers.arrays import named_leaves
 from tests.parity import archives
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytestmark = pytest.mark.nightly
 
 WIDTH, VOCAB, LENGTH, PAD, LAYERS, TAPS = 8, 13, 9, 1, 3, 3

@@ -13,9 +13,9 @@ import pytest
 from t2x.experiments import read_config
 from tests.helpers.renamed import in_transformers_resnet, logits_and_gradients, normalised
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
 LABELS = np.array([4, 1])

@@ -8,8 +8,8 @@ import pytest
 
 from t2x.layers import Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 IDS = np.random.default_rng(0).integers(1, 50, (3, 11))
 # Padded on the right, so that positions in transformers are equal to token positions.

@@ -9,8 +9,8 @@ from t2x.decode import generate
 from t2x.decode.generation_config import strategy_of
 from t2x.layers import Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 VOCAB, WIDTH, ROOM, BATCH, START = 40, 6, 12, 6, 2
 LENGTHS = np.array([6, 1, 4, 6, 2, 3])

@@ -9,8 +9,8 @@ import pytest
 from t2x.experiments import read_config
 from tests.helpers.renamed import logits_and_gradients
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 FILE = Path(__file__).parents[2] / 'configs' / 'models' / 'deit_ti16.gin'
 WIDTH, HEADS, CLASSES = 24, 3, 5

@@ -16,8 +16,8 @@ from t2x.data import Bytes, InfillSpans, PermuteSentences, RotateText, TextFiles
 from t2x.tasks import Denoising
 from tests.parity import archives
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 BYTES = Bytes().train([])
 MASK, EOS = BYTES.mask_id, BYTES.eos_id

@@ -30,8 +30,8 @@ from t2x.layers import (
 )
 from t2x.models import Block
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, QUERIES, PIXELS = 8, 2, 12, 4, 7
 rng = np.random.default_rng(0)

@@ -9,8 +9,8 @@ from t2x.experiments import read_config
 from t2x.train.params import Blueprint
 from tests.helpers.renamed import logits_and_gradients
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
 WIDTH, HEADS, HIDDEN, TOKENS = 24, 3, 40, 1 + 2 + 2 * 3

@@ -14,8 +14,8 @@ from t2x.interop.rules import Table
 from t2x.layers.arrays import named_leaves
 from t2x.tasks import Distillation, HiddenCosine, MaskedLM
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 SYSTEM = ('DistilBERT', "transformers DistilBertForMaskedLM, the training code's loss in float64")
 CE, MLM, COSINE, TEMPERATURE = 5.0, 2.0, 1.0, 2.0

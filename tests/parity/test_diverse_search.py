@@ -7,7 +7,7 @@ from history_model import history_model, log_probs_after
 from t2x.decode import AverageLength, DiverseBeam, generate
 from tests.parity import archives
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytestmark = pytest.mark.nightly
 
 VOCAB, LIMIT, PAD = 17, 6, 16

@@ -8,8 +8,8 @@ import pytest
 
 from t2x.layers import Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 PAD = 1
 SOURCE_VALID = np.arange(11) < np.array([7, 11, 4])[:, None]

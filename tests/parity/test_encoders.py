@@ -11,8 +11,8 @@ import pytest
 
 from t2x.layers import Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(3, 50, (3, 11))

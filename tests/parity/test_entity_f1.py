@@ -6,7 +6,7 @@ import pytest
 
 from t2x.tasks.entities import Tags, entities, num_equal
 
-metrics = pytest.importorskip('seqeval.metrics', reason="the extra 'parity' is not installed")
+metrics = pytest.importorskip('seqeval.metrics', reason="the extra 'references' is not installed")
 
 LABELS = ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')
 SENTENCES, LENGTH = 6, 12

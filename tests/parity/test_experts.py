@@ -10,8 +10,8 @@ from flax import nnx
 from t2x.layers import Call, Tokens
 from t2x.layers.arrays import named_leaves
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH = 16
 TOLERANCE = {'atol': 1e-5, 'rtol': 1e-5}

@@ -11,8 +11,8 @@ from t2x.cli import main
 from t2x.decode import AtCurrentLength, AverageLength, Beam, DiverseBeam, Greedy, Sampling
 from t2x.decode.generation_config import fields_of, strategy_of
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
 SHARED = """

@@ -10,8 +10,8 @@ import t2x
 from t2x.base.errors import UserError
 from t2x.cli import main
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 hub_folders = importlib.import_module('hub_folders')
 
 PROMPTS = ['The [MASK] barked.', 'A [MASK] in the [MASK] of a town.']

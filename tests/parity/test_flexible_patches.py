@@ -10,7 +10,7 @@ from flax import nnx
 from t2x.layers import FlexiblePatches, LearnedGrid, resample_patches
 from t2x.train import ResamplePatches
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 resample_patch_embed = pytest.importorskip(
   'timm.layers', reason="the extra 'references' is not installed"
 ).resample_patch_embed

@@ -38,7 +38,7 @@ def test_many_quantiles_of_a_normal_distribution_have_its_crps(compared):
 
 @pytest.mark.nightly
 def test_dlinear_equals_the_decomposition_of_neuralforecast_and_two_linear_layers(equal):
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   modules = archives.module('neuralforecast', '3.3.0', 'neuralforecast.common._modules')
 
   class Theirs(torch.nn.Module):
@@ -76,7 +76,7 @@ def test_dlinear_equals_the_decomposition_of_neuralforecast_and_two_linear_layer
 @pytest.mark.nightly
 @pytest.mark.parametrize('kind', ['learned', 'fixed'])
 def test_values_and_calendars_are_embedded_as_by_neuralforecast(equal, kind):
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   modules = archives.module('neuralforecast', '3.3.0', 'neuralforecast.common._modules')
   width, features = 8, 5
   fields = ('month', 'day', 'weekday', 'hour', 'minute')

@@ -21,8 +21,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, Funnel, LanguageModel, Stack, SublayerBlock, TiedHead
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, VOCAB = 16, 2, 24, 30
 SIZES, DECODER = (2, 2, 3), 2

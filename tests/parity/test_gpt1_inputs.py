@@ -17,8 +17,8 @@ from t2x.layers.arrays import named_leaves
 from t2x.models import Classifier, SequenceClassifier, last_token
 from t2x.tasks import LanguageModelling, MultipleChoice, SequenceClassification, TextRegression
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 LENGTH, WEIGHT = 16, 0.3
 SETTINGS = {

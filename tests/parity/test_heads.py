@@ -11,8 +11,8 @@ from t2x.prune.heads import find_heads, importance
 from t2x.tasks.base import TaskOutput
 from t2x.train.params import Blueprint
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 ROWS, LENGTH, HEADS, DIM, LAYERS = 5, 9, 4, 6, 3
 # Both compute in float32.

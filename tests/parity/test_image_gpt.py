@@ -33,8 +33,8 @@ from t2x.models import (
 )
 from t2x.tasks import NextPixels, PixelClassification, PixelLM, TextToImage
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, LAYERS, HIDDEN, CLASSES, COLOURS, TEXT = 16, 2, 2, 24, 10, 6, 70
 part = functools.partial

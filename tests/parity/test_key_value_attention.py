@@ -30,7 +30,7 @@ from t2x.layers import (
 )
 from t2x.models import SublayerBlock
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 part = functools.partial
 SIZE, LAST = 4, 3
 # Two documents in a row, and one with padding.

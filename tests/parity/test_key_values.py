@@ -27,8 +27,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, LanguageModel, LMHead, Stack, Stages
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, VOCAB, LAYERS, LENGTH = 16, 4, 20, 30, 3, 9
 ROTATED, PLAIN, VALUE, RANK, LOW_RANK = 4, 8, 6, 10, 5

@@ -6,8 +6,8 @@ import pytest
 import t2x
 from t2x.base.errors import UserError
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 IDS = np.random.default_rng(0).integers(3, 50, (2, 7)).astype(np.int32)
 TARGETS = np.random.default_rng(1).integers(3, 50, (2, 5)).astype(np.int32)

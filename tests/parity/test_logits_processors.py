@@ -18,7 +18,7 @@ from t2x.decode import (
   SuppressTokens,
 )
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 theirs = pytest.importorskip('transformers.generation.logits_process')
 
 BATCH, COPIES, WIDTH, ROOM, VOCAB = 5, 3, 6, 7, 11

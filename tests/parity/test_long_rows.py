@@ -20,8 +20,8 @@ from t2x.layers import (
   Window,
 )
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS = 12, 2
 HEAD_DIM = WIDTH // HEADS

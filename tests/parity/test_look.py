@@ -7,8 +7,8 @@ import scipy.stats
 import t2x
 from t2x.look import look_at_image, look_at_pair, look_at_text
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 IDS = np.random.default_rng(0).integers(3, 50, 9).astype(np.int32)
 TARGET = np.random.default_rng(1).integers(3, 50, 5).astype(np.int32)

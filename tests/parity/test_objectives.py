@@ -26,7 +26,7 @@ from t2x.models import (
 from t2x.tasks import CausalLM, Contrastive, MultiTokenPrediction
 from t2x.train.params import Blueprint
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, VOCAB, LENGTH, DEPTH = 8, 2, 264, 10, 2
 # Packed documents, one of them shorter than the depth, and padding.

@@ -12,7 +12,7 @@ from flax import nnx
 from t2x.experiments import read_config
 from t2x.layers.arrays import named_leaves
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 CONFIG = Path(__file__).parents[2] / 'configs' / 'models' / 'small_palm.gin'
 WIDTH, HEADS, HIDDEN, VOCAB, NUM_LAYERS = 128, 4, 384, 97, 2

@@ -11,8 +11,8 @@ from t2x.experiments import read_config
 from t2x.tasks import Forecast
 from tests.helpers.renamed import model_of
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 FILE = Path(__file__).parents[2] / 'configs' / 'models' / 'small_patchtst.gin'
 WIDTH, HEADS, CONTEXT, HORIZON, CHANNELS, PATCHES = 16, 2, 30, 5, 3, 5

@@ -60,7 +60,7 @@ def arrays(theirs, get, has_norms):
 @pytest.mark.parametrize(('kv_heads', 'has_norms'), [(1, False), (4, True)])
 def test_outputs_and_gradients_equal_x_transformers(kv_heads, has_norms, compared):
   """Of packed rows, whose documents their attention gets one by one."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   package = pytest.importorskip('x_transformers.x_transformers', reason='not installed')
   torch.manual_seed(0)
   norms = {'qk_norm': True, 'qk_norm_dim_scale': True} if has_norms else {}

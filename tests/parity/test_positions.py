@@ -22,8 +22,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, Segments, Stack
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, SIZE, HIDDEN, LAYERS = 24, 3, 8, 40, 2
 BATCH, LENGTH, NUMBER, MEMORY = 2, 5, 4, 7

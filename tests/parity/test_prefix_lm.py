@@ -15,8 +15,8 @@ from t2x.layers import Causal, Prefix
 from t2x.models.bodies import replace_parts
 from t2x.tasks import CausalLM, PrefixLM
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 SIZES = [(5, 3), (2, 7), (1, 1), (4, 2)]
 TASK = PrefixLM(tokenizer=Bytes(), source_length=8, target_length=8, length=24, label_smoothing=0.0)

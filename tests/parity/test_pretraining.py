@@ -10,8 +10,8 @@ import pytest
 from t2x.data import TSV, Bytes, FullRows, NGrams, Swapped, TextFiles
 from t2x.tasks import MaskedLM, MaskedPairs, MaskedTranslations, NextSentence
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 LENGTH = 64
 SIZES = {

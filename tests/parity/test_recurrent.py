@@ -21,7 +21,7 @@ from t2x.layers import (
 )
 from t2x.models import Encoder, Stack, SublayerBlock
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 part = functools.partial
 WIDTH, LENGTH, LAYERS = 8, 7, 2

@@ -24,7 +24,7 @@ from t2x.layers import (
 )
 from tests.parity import archives
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytestmark = pytest.mark.nightly
 
 WIDTH, LENGTH = 8, 6

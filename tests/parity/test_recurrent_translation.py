@@ -29,7 +29,7 @@ from t2x.layers import (
 from t2x.models import Decoder, Encoder, EncoderDecoder, LMHead, Stack, SublayerBlock
 from tests.parity import archives
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytestmark = pytest.mark.nightly
 
 part = functools.partial

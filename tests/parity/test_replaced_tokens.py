@@ -24,8 +24,8 @@ from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, MaskedLMHead, Stack, WithGenerator
 from t2x.tasks import MaskedPairs, ReplacedTokenDetection
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 VOCAB, LENGTH, HEADS, LAYERS, EMBEDDING, WIDTH, GENERATOR, HIDDEN = 264, 40, 2, 2, 12, 24, 16, 28
 SYSTEM = 'ELECTRA', 'transformers ElectraForMaskedLM and ElectraForPreTraining'

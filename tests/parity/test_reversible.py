@@ -11,7 +11,7 @@ from flax import nnx
 from t2x.layers import MLP, Causal, LayerNorm, MultiHeadAttention, PreNorm, relu
 from t2x.models import Block, Decoder, ReversibleStack, concatenated_streams
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 part = functools.partial
 WIDTH, HEADS, HIDDEN, LENGTH, NUM_LAYERS = 16, 4, 24, 10, 3

@@ -10,8 +10,8 @@ import pytest
 from t2x.experiments import read_config
 from tests.helpers.renamed import model_of
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 FILE = Path(__file__).parents[2] / 'configs' / 'models' / 'small_series_transformer.gin'
 WIDTH, HEADS, CONTEXT, HORIZON, CHANNELS, LAGS = 16, 2, 9, 4, 2, [1, 2, 5]

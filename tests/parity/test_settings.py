@@ -34,8 +34,8 @@ from t2x.models import (
   TiedHead,
 )
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, SIZE, LENGTH, VOCAB = 24, 6, 4, 9, 13
 X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)

@@ -22,7 +22,7 @@ from t2x.layers import (
 from t2x.models import Block, Stack, cycle, cycle_reverse, sequence
 from t2x.testing.subject import perturbed
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, LENGTH = 16, 2, (20, 24), 9
 HEAD = WIDTH // HEADS

@@ -27,8 +27,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 part = functools.partial
 WIDTH, HEADS, HIDDEN, VOCAB, LAYERS = 16, 2, 24, 11, 2

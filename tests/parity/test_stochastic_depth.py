@@ -13,7 +13,7 @@ from t2x.layers.keys import row_keys
 from t2x.models import Block, Stack, Stages
 
 timm = pytest.importorskip('timm', reason="the extra 'references' is not installed")
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 ROWS = 4096
 part = functools.partial

@@ -24,8 +24,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Classifier, Encoder, Stack, Stages, VisionTransformer, mean_tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, SIZE, CLASSES = 8, 2, 2, 4, 5
 LABELS = np.array([4, 1])

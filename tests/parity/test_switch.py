@@ -22,8 +22,8 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack, TiedHead
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 part = functools.partial
 WIDTH, HEADS, SIZE, HIDDEN, EXPERTS, VOCAB = 16, 4, 6, 20, 4, 30

@@ -10,7 +10,7 @@ import pytest
 from t2x.experiments import read_config
 from tests.helpers.renamed import logits_and_gradients
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 mlp_mixer = pytest.importorskip('timm.models.mlp_mixer', reason="the extra 'references' is missing")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'

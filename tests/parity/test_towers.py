@@ -13,8 +13,8 @@ from PIL import Image
 from t2x.data import Bytes, ShorterSide, WholeImage, load_hub_tokenizer
 from t2x.tasks import CaptionContrast, ImageModality, Sigmoid, Softmax
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 ROWS, LENGTH, EOS = 5, 9, 39
 rng = np.random.default_rng(0)

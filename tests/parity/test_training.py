@@ -15,8 +15,8 @@ from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint
 from t2x.train.step import init_state, make_train_step
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 # Relative error at every step.
 TOLERANCE = 1e-3

@@ -9,8 +9,8 @@ from renamed import logits_and_gradients
 
 from t2x.experiments import read_config
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
 WIDTH, HEADS, LAYERS, HIDDEN, CLASSES = 16, 2, 2, 24, 5

@@ -12,8 +12,8 @@ from t2x.experiments import read_config
 from t2x.layers import Tokens
 from tests.helpers.renamed import model_of
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 FILE = Path(__file__).parents[2] / 'configs' / 'models' / 'vilt_b32.gin'
 WIDTH, HEADS, HIDDEN, ANSWERS = 12, 2, 20, 5

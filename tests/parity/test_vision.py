@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 IMAGES = np.random.default_rng(0).normal(size=(2, 12, 8, 3)).astype(np.float32)
 LABELS = np.array([4, 1])

@@ -22,8 +22,8 @@ from t2x.layers import (
 )
 from t2x.models import AttentionPool, Block, Classifier, Encoder, Stack, VisionTransformer
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH = 24
 part = functools.partial

@@ -8,8 +8,8 @@ import pytest
 
 from t2x.decode import AtCurrentLength, AverageLength, Beam, Greedy, generate
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 FRAMES, FEATURES, VOCAB, EOS, START = 18, 6, 50, 1, 2
 # Prompts of a language, a task and the absence of timestamps, one per recording.

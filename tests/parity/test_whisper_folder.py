@@ -12,8 +12,8 @@ from t2x.cli import main
 from t2x.data import LogMel
 from t2x.decode import Beam, SuppressFirst, SuppressTokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 SPECIAL = (
   '<|endoftext|>',

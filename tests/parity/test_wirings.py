@@ -25,7 +25,7 @@ from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, Stack
 from t2x.testing.subject import perturbed
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, LENGTH = 24, 3, 40, 10
 HEAD = WIDTH // HEADS

@@ -25,8 +25,8 @@ from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, LanguageModel, TiedHead, TwoStreams
 from t2x.tasks import PermutationLM
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, HIDDEN, VOCAB, LAYERS, LENGTH = 16, 2, 24, 30, 3, 11
 SYSTEM = 'XLNet', 'transformers XLNetLMHeadModel'

@@ -19,8 +19,8 @@ from t2x.layers import (
 )
 from t2x.models import YOLOS, Block, BoxHead, Encoder, Stack
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, LAYERS, HIDDEN, HEIGHT, SIDE, PATCH = 16, 2, 2, 24, 12, 8, 4
 part = functools.partial

@@ -79,7 +79,7 @@ def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
 def test_a_missing_engine_is_an_error(sweep, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
   code, told = sweep('--runner', 'ray')
-  assert code == 2 and "pip install 't2x[ray]'" in told.err
+  assert code == 2 and "pip install 't2x[launch]'" in told.err
 
 
 @pytest.mark.parametrize('option', ['--processes', '--together'])

@@ -3,10 +3,8 @@
 import math
 
 import numpy as np
-import pytest
 from scipy import stats
 
-from t2x.base.errors import UserError
 from t2x.sweeps.statistics import pareto_front, ranking, summarise
 
 
@@ -64,13 +62,3 @@ def test_pareto_front():
   costs, values = [1, 2, 3, 2, 1], [5.0, 4.0, 4.5, 4.0, 6.0]
   assert pareto_front(costs, values, 'min') == [True, True, False, True, False]
   assert pareto_front(costs, values, 'max') == [False, False, False, False, True]
-
-
-def test_without_scipy_the_error_names_the_package(monkeypatch):
-  import importlib
-  import sys
-
-  monkeypatch.setitem(sys.modules, 'scipy', None)
-  monkeypatch.delitem(sys.modules, 't2x.sweeps.statistics')
-  with pytest.raises(UserError, match=r"pip install 't2x\[report\]'"):
-    importlib.import_module('t2x.sweeps.statistics')

@@ -14,7 +14,7 @@ from t2x.base.hyperparameters import Hyperparameter, in_step
 from t2x.config.type_check import is_tunable
 from t2x.tasks import Distillation, HiddenCosine, MixUp
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 from torch.nn import functional  # noqa: E402
 
 ALPHA, TEMPERATURE = 0.3, 3.0

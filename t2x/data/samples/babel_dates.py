@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Count, Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.samples.built import BuiltSource
@@ -44,6 +45,8 @@ class BabelDates(BuiltSource):
     language: a CLDR locale such as 'de', 'fr' or 'zh_Hans'.
     train_examples: number of dates in the train split, at most 144,097; each has a random format.
   """
+
+  packages = ('babel',)
 
   language: Text = 'de'
   train_examples: Count = 40_000
@@ -98,10 +101,7 @@ def date_pair(date: datetime.date, pattern: str, language: str) -> Example:
 
 def _babel(language: str) -> Any:
   """Returns the package; raises a UserError if it is not installed or lacks the language."""
-  try:
-    import babel
-  except ImportError as error:
-    raise UserError("BabelDates needs Babel: pip install 't2x[samples]'") from error
+  babel = imported('babel', 'BabelDates')
   try:
     babel.Locale.parse(language)
   except (ValueError, babel.UnknownLocaleError) as error:

@@ -30,6 +30,8 @@ class DigitRows(Sample):
     train_examples: number of rows in the train split.
   """
 
+  packages = ('sklearn',)
+
   longest: Size = 4
   train_examples: Count = 20_000
 

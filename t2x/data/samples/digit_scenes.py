@@ -39,6 +39,8 @@ class DigitScenes(Sample):
     train_examples: number of scenes in the train split.
   """
 
+  packages = ('sklearn',)
+
   side: Size = 32
   most: Size = 3
   train_examples: Count = 8000

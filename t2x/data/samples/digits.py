@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.samples.fetched import Sample
 
@@ -17,6 +17,8 @@ class Digits(Sample):
 
   Every fifth image is a test image: 1,438 train, 359 test.
   """
+
+  packages = ('sklearn',)
 
   split_names = ('train', 'test')
 
@@ -32,10 +34,6 @@ class Digits(Sample):
 
 def in_published_order() -> list[tuple[np.ndarray, int]]:
   """Returns all images and labels in the order of scikit-learn, which is that of the writers."""
-  try:
-    from sklearn.datasets import load_digits
-  except ImportError as error:
-    raise UserError("Digits needs scikit-learn: pip install 't2x[samples]'") from error
-  images, labels = load_digits(return_X_y=True)
+  images, labels = imported('sklearn.datasets', 'Digits').load_digits(return_X_y=True)
   images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
   return list(zip(images, map(int, labels), strict=True))

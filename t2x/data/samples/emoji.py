@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Size, Text
 from t2x.data.samples.fetched import Fetched, Sample
 from t2x.data.sources.base import ClassSource, Example
@@ -57,6 +58,8 @@ class Emoji(Fetched, Sample, ClassSource):
     skin_tones: whether emoji with skin tones are examples, too.
     keywords: whether the keywords of an emoji follow its name: 'grinning face: face, grin'.
   """
+
+  packages = ('fontTools',)
 
   size: Size = 32
   language: Text = 'en'
@@ -149,11 +152,7 @@ def _groups(path: Path) -> dict[str, str]:
 
 def _pictures(path: Path) -> Any:
   """Returns a function from an emoji to its PNG in a font with bitmaps; None if the font lacks it."""
-  try:
-    from fontTools.ttLib import TTFont
-  except ImportError as error:
-    raise UserError("Emoji needs fonttools: pip install 't2x[samples]'") from error
-  font = TTFont(path, lazy=True)
+  font = imported('fontTools.ttLib', 'Emoji').TTFont(path, lazy=True)
   glyphs: Mapping[int, str] = font.getBestCmap()
   [bitmaps] = font['CBDT'].strikeData
   ligatures = {

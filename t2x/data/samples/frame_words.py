@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Natural, Size
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.samples.built import BuiltSource
@@ -28,6 +29,8 @@ class FrameWords(BuiltSource):
     num_frames: number of frames that k-means reads, evenly spaced in the train split.
     seed: random seed of k-means.
   """
+
+  packages = ('sklearn',)
 
   source: Source
   num_words: Size = 256
@@ -53,17 +56,16 @@ class FrameWords(BuiltSource):
 
   def centres(self, examples: Sequence[Example]) -> Float[np.ndarray, 'words pixels']:
     """Returns the centres of the frames of some examples, from dark to light."""
-    try:
-      from sklearn.cluster import KMeans
-    except ImportError as error:
-      raise UserError("FrameWords needs scikit-learn: pip install 't2x[samples]'") from error
+    clusters = imported('sklearn.cluster', 'FrameWords')
     frames = np.concatenate([self._frames(example) for example in examples])
     chosen = np.linspace(0, len(frames) - 1, min(self.num_frames, len(frames))).astype(int)
     if len(chosen) < self.num_words:
       raise UserError(
         f'FrameWords.num_words = {self.num_words}, but k-means reads {len(chosen)} frames: set it to at most that number'
       )
-    means = KMeans(n_clusters=self.num_words, random_state=self.seed, n_init=1).fit(frames[chosen])
+    means = clusters.KMeans(n_clusters=self.num_words, random_state=self.seed, n_init=1).fit(
+      frames[chosen]
+    )
     centres = np.round(means.cluster_centers_, 2)
     return centres[np.lexsort((*centres.T, centres.mean(axis=1)))]
 

@@ -50,6 +50,8 @@ class MovingDigits(Sample, ClassSource):
     train_examples: number of videos in the train split.
   """
 
+  packages = ('sklearn',)
+
   label: Literal['digit', 'direction']
   frames: Size = 8
   side: Size = 16

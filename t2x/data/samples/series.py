@@ -9,6 +9,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import read_bytes
+from t2x.base.packages import imported
 from t2x.base.ranges import Text
 from t2x.data.samples.fetched import Fetched
 from t2x.data.sources.series import Series, SeriesSource, ends_at, read_columns, regular
@@ -29,6 +30,8 @@ class ElectricityDemand(Fetched, SeriesSource):
   Attributes:
     columns: 'demand' in GW and 'temperature' in degrees Celsius, or one of them: the channels.
   """
+
+  packages = ('pandas',)
 
   columns: Sequence[Text] = ('demand', 'temperature')
 
@@ -52,10 +55,7 @@ class ElectricityDemand(Fetched, SeriesSource):
     Raises:
       UserError: pandas is not installed, or the file has other rows.
     """
-    try:
-      import pandas
-    except ImportError as error:
-      raise UserError('ElectricityDemand needs pandas: pip install "t2x[samples]"') from error
+    pandas = imported('pandas', 'ElectricityDemand')
     [path] = self.data_files()
     # A pickle can run code: only that of the pinned package is read.
     if hashlib.sha256(read_bytes(path)).hexdigest() != self.sha256:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Count, NonEmpty, Size, Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.recordings import read_recording, resampled
@@ -44,6 +45,8 @@ class SpokenSentences(Source):
     train_examples: number of examples in the train split.
     rate: samples per second of `source`; espeak-ng writes 22,050, which are resampled.
   """
+
+  packages = ('babel',)
 
   languages: Annotated[Sequence[Text], NonEmpty] = ('en',)
   voices: Annotated[Sequence[Text], NonEmpty] = ('m1', 'm3', 'm4', 'm7', 'f1', 'f2', 'f4')
@@ -158,11 +161,7 @@ def _version() -> str:
 
 
 def _babel_version() -> str:
-  try:
-    import babel
-  except ImportError as error:
-    raise UserError("SpokenSentences needs Babel: pip install 't2x[samples]'") from error
-  return babel.__version__
+  return imported('babel', 'SpokenSentences').__version__
 
 
 def _spoken(text: str, voice: str, rate: int) -> np.ndarray:

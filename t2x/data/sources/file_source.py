@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.sources.base import FileBacked, Source
@@ -171,10 +172,7 @@ def _decompress(path: Path, output: Path) -> None:
 
 
 def _decompress_zstd(path: Path, file: BinaryIO, out: BinaryIO) -> None:
-  try:
-    import zstandard
-  except ImportError as error:
-    raise UserError(f"{path} needs zstandard: pip install 't2x[data]'") from error
+  zstandard = imported('zstandard', str(path))
   # Frame by frame, because zstandard's streams end without an error in an incomplete frame.
   decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
   frame = None

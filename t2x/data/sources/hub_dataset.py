@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import read_bytes
+from t2x.base.packages import imported
 from t2x.base.ranges import Text
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import (
@@ -44,6 +45,8 @@ class HubDataset(FileBacked, ClassSource):
     channels: number of channels of `image`: 3 converts images to RGB, 1 to shades of grey; None:
       there are no images.
   """
+
+  packages = ('datasets',)
 
   name: Text
   config: Text | None = None
@@ -187,10 +190,7 @@ def _files(data: Any) -> list[Path]:
 @functools.lru_cache(maxsize=8)
 def _load(name: str, config: str | None) -> Mapping[str, Any]:
   """Opens a data set: split -> `datasets.Dataset`."""
-  try:
-    import datasets
-  except ImportError as error:
-    raise UserError("HubDataset needs datasets: pip install 't2x[data]'") from error
+  datasets = imported('datasets', 'HubDataset')
   folder = Path(name).expanduser()
   if name.startswith(('/', '.', '~')) and not folder.is_dir():
     raise UserError(f"HubDataset.name = '{name}' is not a folder (current folder: {Path.cwd()})")

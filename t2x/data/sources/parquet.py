@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from t2x.base.errors import UserError, first_line
+from t2x.base.packages import imported
 from t2x.data.sources.base import BulkExamples, select
 from t2x.data.sources.file_source import FileSource
 
@@ -26,6 +27,8 @@ class Parquet(FileSource):
     fields: field of the example -> column ({'source': 'en', 'target': 'de'}); empty: all columns
       under their names, such as `text`, or `source` and `target`.
   """
+
+  packages = ('pyarrow',)
 
   extension: ClassVar[str] = 'parquet'
 
@@ -119,13 +122,9 @@ class ParquetExamples(BulkExamples):
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:
+  pyarrow, parquet = imported('pyarrow', 'Parquet'), imported('pyarrow.parquet', 'Parquet')
   try:
-    import pyarrow
-    import pyarrow.parquet
-  except ImportError as error:
-    raise UserError("Parquet needs pyarrow: pip install 't2x[data]'") from error
-  try:
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path) as file:
       yield file
   except (pyarrow.ArrowException, OSError) as error:
     raise UserError(f'{path} is no Parquet file, or is damaged: {first_line(error)}') from error

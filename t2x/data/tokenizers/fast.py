@@ -11,6 +11,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import read_text
+from t2x.base.packages import imported
 from t2x.data.tokenizers.base import Tokenizer, trim_spans
 from t2x.data.tokenizers.hub_limits import check_limits
 from t2x.data.tokenizers.merges import apply_merges, trace_merges
@@ -25,11 +26,9 @@ def tokenizers_library() -> Any:
     Unsupported: it is not installed.
   """
   try:
-    import tokenizers
-  except ImportError as error:
-    message = "this tokenizer needs the package 'tokenizers': pip install 't2x[hub]'"
-    raise Unsupported(message) from error
-  return tokenizers
+    return imported('tokenizers', 'this tokenizer')
+  except UserError as error:
+    raise Unsupported(str(error)) from error
 
 
 class FastTokenizer(Tokenizer):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.base.ranges import Natural, Size
 from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig, read
 from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
@@ -119,6 +120,8 @@ class Palette(TokenizerConfig):
     text: the tokenizer of texts that stand before the images of a row; None: rows are images only.
   """
 
+  packages = ('sklearn',)
+
   kinds = (PaletteTokenizer,)
 
   num_colours: Size = 512
@@ -150,10 +153,7 @@ class Palette(TokenizerConfig):
     Args:
       texts: images, uint8 [height, width, channels], with their texts, in pairs.
     """
-    try:
-      from sklearn.cluster import KMeans
-    except ImportError as error:
-      raise UserError("Palette needs scikit-learn: pip install 't2x[samples]'") from error
+    clusters = imported('sklearn.cluster', 'Palette')
     images, captions = zip(*texts, strict=True)
     pixels = np.concatenate([image.reshape(-1, image.shape[-1]) for image in images])
     if pixels.dtype != np.uint8:
@@ -169,7 +169,7 @@ class Palette(TokenizerConfig):
         'most that number'
       )
     settings = {'n_clusters': self.num_colours, 'random_state': self.seed, 'n_init': 1}
-    means = KMeans(**settings).fit(unique.astype(np.float64), sample_weight=counts)
+    means = clusters.KMeans(**settings).fit(unique.astype(np.float64), sample_weight=counts)
     centres = np.round(means.cluster_centers_, 2)
     order = np.lexsort((*centres.T, centres.mean(axis=1)))
     text = None if self.text is None else self.text.train(iter(captions))

@@ -29,6 +29,8 @@ class BPE(TokenizerConfig):
       names are plain text.
   """
 
+  packages = ('tokenizers',)
+
   kinds = (FastTokenizer,)
 
   vocab_size: Size
@@ -63,6 +65,8 @@ class WordPiece(TokenizerConfig):
     lowercase: converts to lower case and removes accents.
     max_characters: maximum number of characters in the vocabulary; the most frequent ones are used.
   """
+
+  packages = ('tokenizers',)
 
   kinds = (FastTokenizer,)
 

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from t2x.base.drawing import save_figure
 from t2x.base.errors import UserError
+from t2x.base.packages import imported
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens
@@ -49,12 +50,11 @@ def draw(
   Raises:
     UserError: a size is out of range, matplotlib is not installed, or the file cannot be written.
   """
-  try:
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-  except ImportError as e:
-    raise UserError("pictures of patterns need matplotlib: pip install 't2x[report]'") from e
+  imported('matplotlib', 'a picture of patterns')
+  from matplotlib.colors import to_rgb
+  from matplotlib.figure import Figure
+  from matplotlib.patches import Patch
+
   k_length = k_length or length
   kinds = cells(pattern, length, k_length, block, marks)
   # At least one pixel per cell.

@@ -8,7 +8,6 @@ spike; metrics.jsonl has the metrics of the steps after the rollback.
 
 import abc
 import ast
-import importlib
 import json
 import logging
 import math
@@ -17,10 +16,11 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from t2x.base.errors import UserError, error_line
 from t2x.base.files import write_atomically
+from t2x.base.packages import imported
 from t2x.train.logs.writers import MetricWriter
 
 __all__ = ['MLflow', 'WandB']
@@ -37,11 +37,11 @@ class Tracker(MetricWriter, abc.ABC):
   Args:
     folder: the run folder, which has config.gin.
     file: name of the file in it with the identifier of the run there, and with the last step of each split.
-    package: the package of the client, which is also the extra of t2x.
 
   Attributes:
     folder: the run folder.
     name: default name of the run.
+    packages: the package of the client.
     client: the imported package.
     state: content of the file.
 
@@ -49,13 +49,10 @@ class Tracker(MetricWriter, abc.ABC):
     UserError: the package is not installed.
   """
 
-  def __init__(self, folder: Path | str, file: str, package: str):
-    try:
-      self.client: Any = importlib.import_module(package)
-    except ImportError as error:
-      raise UserError(
-        f"{type(self).__name__} needs the package {package}: run pip install 't2x[{package}]'"
-      ) from error
+  packages: ClassVar[tuple[str]]
+
+  def __init__(self, folder: Path | str, file: str):
+    self.client: Any = imported(*self.packages, type(self).__name__)
     self.folder = Path(folder)
     path = self.folder.resolve()
     # `t2x eval --watch` writes to a subfolder of the run.
@@ -117,6 +114,8 @@ class WandB(Tracker):
     mode: 'online', 'offline' or 'disabled'.
   """
 
+  packages = ('wandb',)
+
   def __init__(
     self,
     folder: Path | str,
@@ -126,7 +125,7 @@ class WandB(Tracker):
     name: str | None = None,
     mode: Literal['online', 'offline', 'disabled'] = 'online',
   ):
-    super().__init__(folder, 'wandb.json', 'wandb')
+    super().__init__(folder, 'wandb.json')
     self.state['id'] = self.state['id'] or os.urandom(8).hex()
     self.save()
     self._run = self.client.init(
@@ -166,6 +165,8 @@ class MLflow(Tracker):
     name: name of the run; None for the name of the folder.
   """
 
+  packages = ('mlflow',)
+
   def __init__(
     self,
     folder: Path | str,
@@ -177,7 +178,7 @@ class MLflow(Tracker):
     # A server that does not answer must not block training for minutes.
     os.environ.setdefault('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '1')
     os.environ.setdefault('MLFLOW_HTTP_REQUEST_TIMEOUT', '10')
-    super().__init__(folder, 'mlflow.json', 'mlflow')
+    super().__init__(folder, 'mlflow.json')
     self._server = self.client.MlflowClient(tracking_uri=uri)
     if self.state['id'] is not None:
       self._server.update_run(self.state['id'], status='RUNNING')

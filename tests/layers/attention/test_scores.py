@@ -31,8 +31,8 @@ from t2x.layers import (
 )
 from t2x.layers.initializers import building
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 from transformers import Olmo2Config  # noqa: E402
 from transformers.models.gemma2 import modeling_gemma2  # noqa: E402
 from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402

@@ -13,8 +13,8 @@ from t2x.models import Block, Stack
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 from transformers import SwitchTransformersConfig  # noqa: E402
 from transformers.models.switch_transformers import modeling_switch_transformers as reference  # noqa: E402
 

@@ -72,8 +72,8 @@ def call(segments=None, **fields):
 
 def in_transformers(part):
   """Mixtral's block in transformers with the weights of `part`; its loop over experts is the reference."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-  pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+  pytest.importorskip('transformers', reason="the extra 'references' is not installed")
   from transformers import MixtralConfig
   from transformers.models.mixtral import modeling_mixtral
 
@@ -131,8 +131,8 @@ def test_the_mixture_equals_the_block_of_mixtral(compared, dispatch):
 
 def test_shared_experts_beside_routed_ones_equal_the_block_of_deepseek_v2():
   """Outputs and the gradient of the input; two shared experts are one layer of twice the width."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-  pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+  pytest.importorskip('transformers', reason="the extra 'references' is not installed")
   from transformers import DeepseekV2Config
   from transformers.models.deepseek_v2 import modeling_deepseek_v2
 

@@ -61,8 +61,8 @@ def by_expert(routing):
 @pytest.mark.parametrize('normalise', [True, False])
 def test_sigmoid_within_groups_equals_the_router_of_deepseek_v3(normalise):
   """Chosen experts, weights, and the gradients of the kernel and the input; the bias changes choices only."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-  pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+  pytest.importorskip('transformers', reason="the extra 'references' is not installed")
   from transformers import DeepseekV3Config
   from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
@@ -116,7 +116,7 @@ GSHARD = 'GShard', 'st-moe-pytorch TopNGating'
 
 
 def gating_of_st_moe(part, **settings):
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   st_moe = pytest.importorskip('st_moe_pytorch', reason="the extra 'references' is not installed")
   from st_moe_pytorch.st_moe_pytorch import TopNGating
 

@@ -110,5 +110,5 @@ def test_a_pattern_that_cannot_be_drawn_is_a_one_line_error(tmp_path, monkeypatc
   with pytest.raises(UserError, match='1 to 2048'):
     draw(Causal(), tmp_path / 'p.png', length=10_000)
   monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-  with pytest.raises(UserError, match=r"need matplotlib: pip install 't2x\[report\]'"):
+  with pytest.raises(UserError, match=r"needs the package matplotlib: pip install 't2x\[report\]'"):
     draw(Causal(), tmp_path / 'p.png')

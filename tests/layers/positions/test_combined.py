@@ -38,7 +38,7 @@ def combined(*parts):
 
 def test_learned_positions_and_the_bias_of_t5_equal_those_of_x_transformers(compared):
   """Outputs and gradients of an attention layer whose input has learned positions."""
-  torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+  torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
   package = pytest.importorskip('x_transformers.x_transformers', reason='not installed')
   torch.manual_seed(0)
   table = package.AbsolutePositionalEmbedding(WIDTH, LENGTH)

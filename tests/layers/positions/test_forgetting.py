@@ -24,7 +24,7 @@ from t2x.layers import (
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, ParallelBlock
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH, HEADS, KV_HEADS, LENGTH = 16, 4, 2, 9
 X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)

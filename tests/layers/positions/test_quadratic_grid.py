@@ -11,7 +11,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.layers import Call, MultiHeadAttention, QuadraticGridBias, Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 ROWS, COLUMNS, WIDTH, KERNEL = 5, 6, 4, 3
 TAPS = list(itertools.product(range(-1, 2), repeat=2))

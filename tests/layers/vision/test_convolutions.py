@@ -28,7 +28,7 @@ from t2x.layers import (
 )
 from t2x.layers.one_cpu import plain_operations
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 part = functools.partial
 SIDES, WIDTH = (5, 4), 6
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 20, WIDTH)), jnp.float32)

@@ -11,8 +11,8 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.layers import Call, LayerNorm, PatchMerging, Tokens
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 from transformers.models.swin.modeling_swin import SwinPatchMerging  # noqa: E402
 
 WIDTH = 6

@@ -31,7 +31,7 @@ from t2x.layers import (
 from t2x.layers.initializers import building
 from t2x.models import Block, Stack
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 
 WIDTH = 8
 X = jax.random.normal(jax.random.key(0), (3, 5, WIDTH))

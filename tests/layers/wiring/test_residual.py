@@ -32,8 +32,8 @@ from t2x.layers import (
 from t2x.train.optimizers import decay_mask
 from t2x.train.params import Blueprint
 
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
+pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 from transformers import Dinov2Config, Gemma2Config, Olmo2Config  # noqa: E402
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Layer  # noqa: E402
 from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer  # noqa: E402

@@ -202,7 +202,7 @@ def test_a_run_ends_well_whatever_its_tracker_raises(tmp_path, caplog):
 @pytest.mark.parametrize(('tracker', 'module'), [(WandB, 'wandb'), (MLflow, 'mlflow')])
 def test_a_missing_package_is_named(tmp_path, monkeypatch, tracker, module):
   monkeypatch.setitem(sys.modules, module, None)
-  with pytest.raises(UserError, match=rf"pip install 't2x\[{module}\]'"):
+  with pytest.raises(UserError, match=rf"{module}: pip install 't2x\[trackers\]'"):
     tracker(tmp_path)
 
 
