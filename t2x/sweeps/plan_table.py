@@ -72,7 +72,7 @@ def tuning_table(tuning: Tuning) -> str:
   """Formats the tuned values: one line per variant and grid point, with the mean metric of each value."""
   rows = [('variant', 'tuned parameter', 'own', 'tuned', '', f'mean {tuning.metric}')]
   for choice in tuning.choices:
-    edge = f'at the edge: the {choice.edge}' if choice.edge else choice.note
+    edge = f'at the edge: the {choice.edge}' if choice.edge else choice.problem
     means = (
       f'{item.value:g}: ' + ('-' if item.mean is None else f'{item.mean:.5g}')
       for item in choice.tried

@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from t2x.base.errors import UserError
 from t2x.base.suggestions import did_you_mean
 from t2x.base.terminal import console
-from t2x.sweeps.records import Outcome, Plan, usable_outcome
+from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import Runner, distinct
 
 
@@ -15,7 +15,7 @@ def run_plan(runner: Runner, plan: Plan, folder: Path) -> None:
   """Runs the unfinished trials with a progress bar, and prints one line for each to stderr.
 
   Raises:
-    UserError: the first finished trial lacks the metric.
+    UserError: the first finished trial lacks the metric, or a trial is invalid.
   """
   columns = (
     TextColumn('{task.description}'),
@@ -27,13 +27,13 @@ def run_plan(runner: Runner, plan: Plan, folder: Path) -> None:
   before = [usable_outcome(folder / trial.folder) for trial in trials]
   remaining = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
   checked: list[Outcome] = []
-  for outcome in filter(None, before):
-    _check_metric(plan, outcome, checked)
+  for trial, outcome in zip(trials, before, strict=True):
+    if outcome is not None:
+      _check(plan, trial, outcome, checked)
   with Progress(*columns, console=console(), transient=True) as progress:
     task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(remaining))
 
     def on_end(trial, outcome):
-      _check_metric(plan, outcome, checked)
       progress.advance(task)
       value = outcome.metrics.get(plan.metric)
       text = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
@@ -41,6 +41,7 @@ def run_plan(runner: Runner, plan: Plan, folder: Path) -> None:
       name = f'{trial.variant} {where}'.strip()
       line = f'{name}, seed {trial.seed}: {outcome.status}, {text} ({outcome.seconds:.1f} s)'
       progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+      _check(plan, trial, outcome, checked)
 
     runner.run(remaining, folder, on_end)
 
@@ -49,8 +50,14 @@ def _lacks_metric(plan: Plan, outcome: Outcome) -> bool:
   return outcome.status == 'finished' and plan.metric not in outcome.metrics
 
 
-def _check_metric(plan: Plan, outcome: Outcome, checked: list[Outcome]) -> None:
-  """Raises UserError if the first finished trial lacks the metric; `checked` are finished ones that have it."""
+def _check(plan: Plan, trial: Trial, outcome: Outcome, checked: list[Outcome]) -> None:
+  """Raises UserError if a trial is invalid, or the first finished trial lacks the metric; `checked` are finished ones
+  that have it."""
+  if outcome.invalid:
+    raise UserError(
+      f'{trial.variant}, seed {trial.seed}: {outcome.reason}\nthe sweep stops at this trial, as others may have the '
+      'same error: correct it, and run the same command with --retry'
+    )
   if outcome.status != 'finished' or checked:
     return
   if _lacks_metric(plan, outcome):

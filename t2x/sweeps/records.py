@@ -180,6 +180,7 @@ class Outcome:
       `memory_bytes` are equal shares, and `tokens_per_second` is the rate of all trials together.
     conditions: load of the machine. It is None in files of older versions, as are `step_seconds` and
       `compile_seconds`.
+    invalid: whether it failed by a UserError, an error in its config or installation.
     num_steps: optimizer steps that were taken, fewer than planned if `Trainer.patience` ended the training; None for
       trials that did not finish, and in files of older versions.
   """
@@ -196,6 +197,7 @@ class Outcome:
   together: int = 1
   conditions: Conditions | None = None
   num_steps: int | None = None
+  invalid: bool = False
 
 
 def shown_changes(changes: Sequence[str]) -> str:

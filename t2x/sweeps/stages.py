@@ -69,6 +69,12 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds | None) -> Iterator[Sta
     *_, tuning = planned.next(trials)
     if tuning is None:
       continue
+    if any(choice.lost for choice in tuning.choices if choice.variant == sweep.baseline):
+      raise UserError(
+        f"no tuning trial of the baseline '{sweep.baseline}' finished, so that nothing can be compared: see the logs in "
+        f'{trials}, correct the cause, and run the same command with --retry',
+        1,
+      )
     larger = extended(sweep, planned, tuning, measure)
     if larger is None:
       break

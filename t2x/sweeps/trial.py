@@ -123,7 +123,10 @@ def _train(
       reason = printable(error.reason)
       return Outcome(status='diverged', reason=reason, seconds=seconds, made_by=made_by)
     reason = printable(error_line(error))
-    return Outcome(status='failed', reason=reason, seconds=seconds, made_by=made_by)
+    invalid = isinstance(error, UserError)
+    return Outcome(
+      status='failed', reason=reason, seconds=seconds, made_by=made_by, invalid=invalid
+    )
   timing = metric_lines(run / 'timing.jsonl')
   ends = [line['seconds'] for line in timing if is_number(line.get('seconds'))]
   lines = metric_lines(run / 'metrics.jsonl')

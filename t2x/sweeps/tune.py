@@ -144,12 +144,14 @@ class Choice:
   @property
   def problem(self) -> str:
     """Why the variant is not tuned; '' if it is."""
+    if self.lost:
+      return 'no tuning trial finished'
     return f'the best {self.parameter} is the {self.edge} tried' if self.edge else ''
 
   @property
-  def note(self) -> str:
-    """Remark on a value that was not chosen from results; '' without one."""
-    return '' if any(item.n for item in self.tried) else 'no tuning trial finished: own value'
+  def lost(self) -> bool:
+    """Whether the value is the variant's own, as no tuning trial finished."""
+    return not any(item.n for item in self.tried)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

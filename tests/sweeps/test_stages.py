@@ -177,6 +177,48 @@ def test_verdicts_are_withheld_if_the_budget_ends_at_an_edge(
   assert 'no variant helps or hurts' in capsys.readouterr().err
 
 
+def ends(status, **more):
+  """Trials of the variant 'slow' end with this status, all others too if it is 'failed'."""
+
+  def train(self, trials, folder, on_end):
+    for trial in trials:
+      outcome = Outcome(status='finished', metrics={'loss': 1.0 + 1e-3 * trial.seed})
+      if trial.variant == 'slow' or status == 'failed':
+        outcome = Outcome(status=status, reason='the reason', **more)
+      write_outcome(folder / trial.folder, outcome)
+      on_end(trial, outcome)
+
+  return train
+
+
+def test_an_error_in_a_config_stops_the_sweep_at_its_first_trial(run, tmp_path, monkeypatch):
+  monkeypatch.setattr(InProcess, 'run', ends('failed', invalid=True))
+  for _ in range(2):
+    code, printed = run()
+    assert code == 2 and 'seed 1000000: the reason\nthe sweep stops at this trial' in printed.err
+    assert 'run the same command with --retry' in printed.err
+    assert len([*(tmp_path / 'out').glob('trials/*/trial.json')]) == 1
+
+
+def test_nothing_is_compared_without_a_tuning_trial_of_the_baseline(run, tmp_path, monkeypatch):
+  monkeypatch.setattr(InProcess, 'run', ends('failed'))
+  code, printed = run()
+  assert code == 1 and "no tuning trial of the baseline 'gelu' finished" in printed.err
+  assert not (tmp_path / 'out' / 'study' / 'sweep.json').exists()
+
+
+def test_a_verdict_is_withheld_without_a_tuning_trial_of_the_variant(
+  run, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(InProcess, 'run', ends('diverged'))
+  lost = "--gin.Sweep.variants={'gelu': {}, 'slow': {'Cosine.peak': 1e-5, 'MLP.activation': @relu}}"
+  code, printed = run(lost, '--gin.Tune.values=[1e-5, 3e-2, 1.0]')
+  assert code == 0, printed.err
+  assert code == 0 and 'slow is not tuned: no tuning trial finished' in printed.out
+  row = report(tmp_path / 'out' / 'study', capsys)['rows'][1]
+  assert row['verdict'] == 'withheld' and 'not tuned: no tuning trial finished' in row['note']
+
+
 def test_bindings_after_a_report_make_the_next_one_exploratory(
   run, fake, tmp_path, monkeypatch, capsys
 ):

@@ -68,7 +68,7 @@ def choose(losses, plan=PLAN, own=1e-3, **settings):
 def test_the_best_mean_over_the_tuning_seeds_is_chosen():
   trials, choice = choose({1e-4: [3.0, 3.0], 1e-3: [2.0, 2.8], 1e-2: [2.2, 2.3]})
   assert len(trials) == 6
-  assert (choice.chosen, choice.own, choice.edge, choice.note) == (1e-2, 1e-3, 'largest', '')
+  assert (choice.chosen, choice.own, choice.edge, choice.lost) == (1e-2, 1e-3, 'largest', False)
   assert [(item.value, item.n) for item in choice.tried] == [(1e-4, 2), (1e-3, 2), (1e-2, 2)]
   assert choice.tried[1].mean == pytest.approx(2.4)
   higher = dataclasses.replace(PLAN, goal='max')
@@ -97,7 +97,7 @@ def test_values_that_diverged_rank_last():
 def test_without_a_finished_trial_the_own_value_remains():
   _, choice = choose({1e-4: ['diverged'], 1e-2: ['failed']})
   assert (choice.chosen, choice.edge) == (1e-3, '')
-  assert choice.note == 'no tuning trial finished: own value'
+  assert choice.lost and choice.problem == 'no tuning trial finished'
 
 
 def test_a_value_that_cannot_run_counts_as_failed():

@@ -61,7 +61,7 @@ def _row(row: Row, choice: Choice) -> dict[str, Any]:
     'own': choice.own,
     'chosen': choice.chosen,
     'edge': choice.edge,
-    'note': choice.note,
+    'note': choice.problem if choice.lost else '',
     'curve': [_curve_point(tried) for tried in choice.tried],
   }
 
