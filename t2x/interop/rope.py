@@ -66,7 +66,8 @@ class Rope:
 
   def derive(self, fields: Fields) -> dict[str, Any]:
     """Returns the values of the template and of `SCALINGS`."""
-    name = 'rope_parameters' if fields['rope_parameters'] else 'rope_scaling'
+    # As in transformers, whose older field wins.
+    name = 'rope_scaling' if fields['rope_scaling'] else 'rope_parameters'
     rope_fields, where = fields[name] or {}, f'{fields.where}: {name}'
     declared = {'rope_theta': positive(None), 'rope_type': KIND, 'type': KIND}
     if self.fraction:

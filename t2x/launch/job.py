@@ -11,7 +11,7 @@ from t2x.base.errors import UserError, is_printable
 __all__ = ['Job', 'default_name']
 
 # Names of environment variables that hold secrets.
-_SECRET = re.compile(r'(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$', re.IGNORECASE)
+_SECRET = re.compile(r'(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_ID)?$', re.IGNORECASE)
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
 # Port of the coordinator, where the target does not choose it.
 PORT = 8476
@@ -92,8 +92,8 @@ class Job:
 
 
 def refuse_secrets(option: str, text: str, advice: str) -> None:
-  """Raises UserError if a text assigns to a variable that is named like a secret: `NAME_KEY=...`."""
-  for name in re.findall(r'(\w+)=', text):
+  """Raises UserError if a text assigns to a variable that is named like a secret: `NAME_KEY=...`, but not `--key=...`."""
+  for name in re.findall(r'(?<![\w-])(\w+)=', text):
     if _SECRET.search(name):
       raise UserError(f'{option} {name}: secrets are not written to files: {advice}')
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from t2x.base.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_word
-from t2x.launch.template import fill, yaml_text
+from t2x.launch.template import block, fill, yaml_text
 
 __all__ = ['Kubernetes', 'gpu_nodes', 'tpu_slices']
 
@@ -150,6 +150,7 @@ class Kubernetes:
   def render(self, job: Job) -> str:
     """Returns the JobSet as YAML."""
     variables = job.variables_on(self.mount)
+    command = [*job.setup, *job.exec_lines(*self.machines.processes(job.name))]
     references = [
       line for name in self.secret for line in ('- secretRef:', f'    name: {yaml_text(name)}')
     ]
@@ -168,12 +169,17 @@ class Kubernetes:
       variables=[
         line
         for name, value in variables.items()
-        for line in (f'- name: {yaml_text(name)}', f'  value: {yaml_text(value)}')
+        for line in (f'- name: {yaml_text(name)}', f'  value: {yaml_text(_unexpanded(value))}')
       ],
       secrets=['envFrom:', *(f'  {line}' for line in references)] if references else [],
-      command=[*job.setup, *job.exec_lines(*self.machines.processes(job.name))],
+      command=block(map(_unexpanded, command)),
       port=PORT,
       resource=self.machines.resource,
       mount=yaml_text(self.mount),
       claim=yaml_text(self.claim),
     )
+
+
+def _unexpanded(text: str) -> str:
+  """Escapes `$$` and `$(`, which Kubernetes replaces in commands and in values of variables."""
+  return re.sub(r'\$\$+|\$(?=\()', lambda match: 2 * match[0], text)

@@ -4,7 +4,7 @@ import importlib.resources
 import json
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Words that YAML reads as a boolean or as null.
 _YAML_WORDS = frozenset(('y', 'n', 'yes', 'no', 'on', 'off', 'true', 'false', 'null'))
@@ -35,6 +35,12 @@ def fill(template: str, /, **values: str | int | Sequence[str]) -> str:
       lines.append(_Line(line).substitute(values))
   # An empty sequence leaves the blank lines around it.
   return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)) + '\n'
+
+
+def block(lines: Iterable[str]) -> list[str]:
+  """Returns the lines of a YAML block, whose first line sets the indentation and so must not begin with blanks."""
+  first, *rest = lines
+  return [first.lstrip(), *rest]
 
 
 def yaml_text(text: str) -> str:

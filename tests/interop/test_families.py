@@ -9,7 +9,9 @@ import tiny_models
 from tiny_models import BERT, SIDES, build, shapes
 
 from t2x.base.errors import UserError
+from t2x.base.external_files import Fields
 from t2x.interop import FAMILIES, HFModel, export
+from t2x.interop.rope import Rope
 from t2x.interop.safetensors import read_tensors, write_tensors
 from t2x.layers.arrays import named_leaves
 
@@ -307,3 +309,15 @@ def test_a_padding_id_that_contradicts_the_positions_is_refused(tmp_path):
   model = shapes(gin_of('roberta', 'RobertaForMaskedLM', **sizes))
   with pytest.raises(UserError, match=r'start at the padding id plus one, 2 in the model, .* is 0'):
     export(model, build, tmp_path / 'out', {}.__getitem__, extra={'pad_token_id': 0})
+
+
+@pytest.mark.parametrize('old', [{'rope_type': 'linear', 'factor': 4.0}, {}, None])
+def test_rope_scaling_wins_over_rope_parameters_as_in_transformers(old):
+  transformers = pytest.importorskip('transformers')
+  new = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 500.0}
+  values = {'rope_scaling': old, 'rope_parameters': new, 'rope_theta': 300.0}
+  rope = Rope('rope_theta')
+  derived = rope.derive(Fields(values, rope.declared, 'config.json'))
+  expected = transformers.LlamaConfig(**values).rope_parameters
+  assert derived['rope_theta'] == expected['rope_theta']
+  assert (derived['rope_type'], derived['factor']) == (expected['rope_type'], expected['factor'])

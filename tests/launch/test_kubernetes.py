@@ -1,6 +1,7 @@
 """Rendered JobSets, against a schema of the parts that they use."""
 
 import copy
+import re
 from pathlib import Path
 
 import jsonschema
@@ -100,6 +101,27 @@ def test_texts_with_special_characters_keep_their_value(job_set):
   assert {'name': 'NOTE', 'value': 'a: "b" #c'} in container['env']
   assert {'name': 'YES', 'value': 'yes'} in container['env']
   assert container['envFrom'] == [{'secretRef': {'name': 'wandb'}}]
+
+
+def expanded(text, variables):
+  """What Kubernetes makes of a command or a value: `$$` is `$`, `$(NAME)` a variable if it is defined."""
+  reference = r'\$(\$|\((\w+)\))'
+
+  def replaced(match):
+    return '$' if match[1] == '$' else variables.get(match[2], match[0])
+
+  return re.sub(reference, replaced, text)
+
+
+def test_setup_lines_and_variables_reach_the_shell_as_they_are(job_set):
+  setup = ['  if true; then', '    echo $$ $(HOME) $$(X) $HOME; fi', 'echo "${X}" $$$ $']
+  words = [word for line in setup for word in ('--setup', line)]
+  container = container_of(job_set(*GPUS, *words, '--env', 'NOTE=$(HOME) $$ $X'))
+  variables = {'HOME': '/root', 'X': 'x'}
+  script = expanded(container['command'][2], variables)
+  assert script.splitlines()[:3] == ['if true; then', *setup[1:]]
+  values = {one['name']: expanded(one['value'], variables) for one in container['env']}
+  assert values['NOTE'] == '$(HOME) $$ $X'
 
 
 @pytest.mark.parametrize(

@@ -77,13 +77,25 @@ def test_a_wrong_option_is_one_line(words, message, launch):
 )
 @pytest.mark.parametrize(
   'option',
-  [('--env', 'WANDB_API_KEY=abc'), ('--env', 'hf_token=abc'), ('--setup', 'export MY_SECRET=abc')],
+  [
+    ('--env', 'WANDB_API_KEY=abc'),
+    ('--env', 'hf_token=abc'),
+    ('--env', 'AWS_ACCESS_KEY_ID=abc'),
+    ('--setup', 'export MY_SECRET=abc'),
+    ('--setup', 'AWS_ACCESS_KEY_ID=abc true'),
+  ],
 )
 def test_secrets_are_refused_with_a_way_to_pass_them(words, advice, option, launch):
   code, output = launch(*words, *option)
   assert code == 2
   assert 'secrets are not written to files' in output.err and advice in output.err
   assert 'abc' not in output.err + output.out
+
+
+def test_options_of_programs_are_no_secrets(launch):
+  code, output = launch(*LOCAL, '--setup', 'sort --key=2 names; gpg --token=x')
+  assert code == 0, output.err
+  assert 'sort --key=2' in output.out
 
 
 def test_an_edited_file_is_kept(launch, tmp_path):

@@ -145,6 +145,13 @@ def test_a_sweep_submits_an_array_of_the_groups_that_remain_and_the_next_stage(s
   assert parser().parse_args(group.split()).group == 2
 
 
+def test_the_next_stage_depends_on_an_array_of_another_cluster(script, stubs):
+  stubs(t2x=f"cat <<'END'{TABLE.format('', 1, '0,2')}\nEND", sbatch="echo '40;alpha'")
+  path = script(SWEEP, '--cpu-devices', '1')
+  assert run(path).returncode == 0
+  assert stubs.calls()[-1] == f'sbatch --clusters=alpha --dependency=afterany:40 {path} :2'
+
+
 def test_the_tasks_of_an_array_get_the_stage_of_the_sweep(script, stubs):
   line = 'groups of study-tune: t2x sweep study.gin --stage tune --group I\n'
   stubs(t2x=f"cat <<'END'{TABLE.format(line, 0, '0')}\nEND", sbatch='echo 40')
