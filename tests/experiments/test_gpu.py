@@ -26,21 +26,18 @@ REQUIREMENTS = [
 INSTALLED = ('jax', 'flax', 'optax', 'orbax-checkpoint', 'scipy')
 # Python runs this file when it starts. It hides packages, except in folders of PYTHONPATH.
 HIDE = """
-import importlib.machinery
 import os
 import sys
+from importlib.machinery import PathFinder
 
-class Hidden:
-  def find_spec(self, name, path=None, target=None):
-    if name not in {names}:
-      return None
-    folders = os.environ['PYTHONPATH'].split(os.pathsep)
-    spec = importlib.machinery.PathFinder.find_spec(name, folders)
-    if spec is None:
-      raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
-    return spec
+class Hidden(PathFinder):
+  @classmethod
+  def find_spec(cls, name, path=None, target=None):
+    if name in {names}:
+      path = os.environ['PYTHONPATH'].split(os.pathsep)
+    return super().find_spec(name, path, target)
 
-sys.meta_path.insert(0, Hidden())
+sys.meta_path[:] = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
 """
 
 
