@@ -36,10 +36,10 @@ def t2x(*arguments: object, bindings: Sequence[str] = ()) -> list[str]:
 
 @dataclasses.dataclass
 class Run:
-  """A run of `t2x train` that records its batches, and may be killed once and started again.
+  """A run of `t2x train` that logs digests of its batches, and may be killed once and started again.
 
   Attributes:
-    folder: the run folder, beside which are its batches and its output.
+    folder: the run folder, beside which is its output.
     bindings: bindings of the command line.
     variables: environment variables.
     is_killed: whether the run is killed and resumed; then it saves checkpoints.
@@ -55,16 +55,11 @@ class Run:
   killed_at: int = 0
   resumed_from: int = 0
 
-  @property
-  def batches_file(self) -> Path:
-    """File of the digests of its batches."""
-    return self.folder.with_suffix('.batches')
-
   def start(self) -> None:
     """Starts the process; the same command resumes the run."""
     files = [CONFIGS / 'gpu_20m.gin', CONFIGS / 'gpu_resume.gin']
-    bindings = [*self.bindings, f"RecordedLM.file='{self.batches_file}'"]
-    bindings += [] if self.is_killed else ['Trainer.checkpoint_every=0']
+    never = () if self.is_killed else ('Trainer.checkpoint_every=0',)
+    bindings = (*self.bindings, *never)
     with self.folder.with_suffix('.log').open('ab') as log:
       self.process = subprocess.Popen(
         t2x('train', *files, '--out', self.folder, bindings=bindings),
@@ -111,13 +106,6 @@ class Run:
       for line in lines_of(path)
       if line['split'] == 'train'
     }
-
-  def batches(self) -> dict[int, set[str]]:
-    """Returns the digests of its batches by step: one each, if a batch read twice is the same."""
-    digests: dict[int, set[str]] = {}
-    for line in lines_of(self.batches_file):
-      digests.setdefault(line['step'], set()).add(line['sha256'])
-    return digests
 
   def problem(self) -> str:
     """Returns the last lines of its output."""
@@ -225,7 +213,7 @@ def compared(killed: Run, *others: Run) -> dict:
     'killed_at': killed.killed_at,
     'resumed_from': killed.resumed_from,
     'steps_compared': len(common),
-    **same_batches(killed, *others),
+    **same_batches(before, after, first, *more),
     'steps_trained_twice': f'{sum(before[s] == after[s] for s in repeated)} of {len(repeated)} bitwise equal',
     'bitwise_equal': sum(after[step] == first[step] for step in common),
   }
@@ -248,11 +236,18 @@ def distance(one: dict[int, dict], other: dict[int, dict], steps: Sequence[int])
   return statistics.fmean((one[s]['loss'] - other[s]['loss']) ** 2 for s in steps) ** 0.5
 
 
-def same_batches(killed: Run, *others: Run) -> dict:
-  """Returns how many batches were read by all runs, and how many of them differ."""
-  tables = [run.batches() for run in (killed, *others)]
+def same_batches(before: dict[int, dict], *tables: dict[int, dict]) -> dict:
+  """Returns the number of steps that all runs trained, and at how many of them the batches differ.
+
+  Args:
+    before: metrics by step of the run that was killed, until then.
+    tables: metrics by step of all runs, at the end.
+  """
   common = set.intersection(*map(set, tables))
-  different = sum(len(set.union(*(table[step] for table in tables))) > 1 for step in common)
+  different = 0
+  for step in common:
+    metrics = [table[step] for table in (*tables, before) if step in table]
+    different += len({(m['batch_high'], m['batch_low']) for m in metrics}) > 1
   return {'batches_compared': len(common), 'batches_differ': different}
 
 
