@@ -117,7 +117,9 @@ class Search:
       pinned: leave out files with another digest than that of the pin.
     """
     digests = self._digests if pinned else {}
-    for folder in self.folders:
+    # With a pin, all files that match are equal, and the working directory needs no trust.
+    folders = [self.here, *self.folders] if name in digests else self.folders
+    for folder in folders:
       path, module = folder, ''
       for part in filter(None, name.split('.')):
         path, module = os.path.join(path, part), f'{module}.{part}'.lstrip('.')

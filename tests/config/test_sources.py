@@ -288,6 +288,17 @@ def test_a_run_imports_its_copy_of_a_module_that_was_edited_or_lost(
   assert reload(run).build().extra == 1
 
 
+def test_a_run_needs_no_trust_in_its_copy_where_the_working_directory_has_the_same(
+  project, tmp_path, monkeypatch
+):
+  own = project('own', thing=value(1))
+  run = run_folder(project, tmp_path, project.read(own, TWICE))
+  moved = own.rename(tmp_path / 'moved')
+  monkeypatch.chdir(moved)
+  assert reload(run).build().extra == 1
+  assert str(run / 'modules') not in sys.path
+
+
 def test_a_changed_module_without_a_copy_is_refused(project, tmp_path, monkeypatch):
   own = project('own', thing=value(1))
   config = project.read(own, TWICE)
