@@ -87,7 +87,8 @@ def _stable_repr(value: Any) -> str:
     return f'({", ".join(map(_stable_repr, value))}{"," if len(value) == 1 else ""})'
   if type(value) in (set, frozenset):
     return f'{type(value).__name__}({", ".join(sorted(map(_stable_repr, value)))})'
-  if hasattr(value, '__array__') and not isinstance(value, np.generic) and not is_former():
+  is_scalar = isinstance(value, type | np.generic)
+  if hasattr(value, '__array__') and not is_scalar and not is_former():
     return _array_text(np.asarray(value))
   text = repr(value)
   if not isinstance(value, str) and re.search(r' at 0x[0-9a-fA-F]+', text):

@@ -65,6 +65,8 @@ def test_sets_count_whatever_their_order():
     {'a': [1, (2,), ('x', None)], 'b': {}},
     'meet at 0x1f',
     ['meet at 0x1f', ()],
+    np.int32,
+    [np.float32(0.1), np.dtype('int32')],
   ],
 )
 def test_other_values_count_as_their_repr(value):
