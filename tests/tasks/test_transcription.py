@@ -1,5 +1,7 @@
 """Transcriptions: rows of recordings and texts after a prompt, and what is refused."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from t2x.decode import Greedy
 from t2x.experiments import read_config
 from t2x.tasks import SpeechModality, Transcription, WordErrors, speech_tokens
 from t2x.tasks.evaluators import Evaluated
+from t2x.tasks.transcription import PrepareTranscription
 
 NAMED = speech_tokens(languages=('en', 'fr'), seconds=1.0, step=0.1)
 TOKENIZER = BPE(5 + len(NAMED) + 256, named=NAMED).train(['a b', 'c'])
@@ -198,3 +201,15 @@ def test_words_are_compared_without_case_and_punctuation_if_asked(monkeypatch):
   lines = Lines(pairs, ['one two'], monkeypatch)
   with pytest.raises(UserError, match="by = 'voice': the examples have no such field"):
     WordErrors(by='voice', batch_size=1)(lines.evaluated)
+
+
+@pytest.mark.parametrize(
+  'name', ['<|{|>', '<|}|>', '<|{0}|>', '<|{language.x}|>', '<|{language!x}|>', '<|{}|>']
+)
+def test_braces_of_a_prompt_that_name_no_field_are_named(name):
+  prepare = object.__new__(PrepareTranscription)
+  object.__setattr__(prepare, 'prompt', (name,))
+  object.__setattr__(prepare, 'defaults', (('language', 'en'),))
+  with pytest.raises(UserError, match=re.escape(f"Transcription.prompt has '{name}', ")) as error:
+    list(prepare.names({}))
+  assert '\n' not in str(error.value)
