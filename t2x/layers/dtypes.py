@@ -3,7 +3,8 @@ accumulated in float32."""
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers.constraints import num_parts
 from t2x.layers.one_cpu import is_plain, repeat
+
+Tree = TypeVar('Tree')
 
 # Largest table whose gradient is a product of one-hot vectors on a GPU, where a scatter adds the gradients of
 # repeated rows one after another (openxla/xla issues 26371 and 46225). Not measured.
@@ -181,6 +184,44 @@ def exact_einsum(equation: str, *operands: Float[Array, '...']) -> Array:
   For states, inverses, and choices (of experts, clusters, hashes), whose errors add up or change the result.
   """
   return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)
+
+
+def float32_sums(tree: Tree) -> Callable[[], Tree]:
+  """Returns a function that returns `tree`, for the body of a loop: the gradients of its calls are added up in float32 or
+  wider, and rounded once.
+
+  A loop adds up the gradient of an array that each of its steps reads in the dtype of this array. In bfloat16 such a sum
+  over 1,024 steps was wrong by 60 %.
+  """
+  leaves, structure = jax.tree.flatten(tree)
+  wide = {
+    i: a.astype(jnp.promote_types(a.dtype, Dtypes.reductions))
+    for i, a in enumerate(leaves)
+    if jnp.issubdtype(jnp.result_type(a), jnp.floating)
+  }
+
+  def read() -> Tree:
+    narrow = [wide[i].astype(a.dtype) if i in wide else a for i, a in enumerate(leaves)]
+    return jax.tree.unflatten(structure, narrow)
+
+  return read
+
+
+def zero_sums(tree: Tree, dtype: Any = Dtypes.reductions) -> Tree:
+  """Returns zeros in `dtype` or wider, to which `add_sums` adds gradients of the arrays of a tree."""
+  return jax.tree.map(
+    lambda a: jnp.zeros(jnp.shape(a), jnp.promote_types(jnp.result_type(a), dtype)), tree
+  )
+
+
+def add_sums(total: Tree, further: Any) -> Tree:
+  """Returns sums with further gradients added, in the dtype of the sums."""
+  return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, further)
+
+
+def rounded_sums(total: Any, tree: Tree) -> Tree:
+  """Returns sums in the dtypes of the arrays of a tree."""
+  return jax.tree.map(lambda a, b: a.astype(jnp.result_type(b)), total, tree)
 
 
 def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import add_sums, rounded_sums, zero_sums
 
 Pair = tuple[Array, Array]
 
@@ -166,14 +166,14 @@ class _Scan:
       def repeat(carry, inputs):
         return self._backward_repeat(carry, leaves, floats, others, *inputs), None
 
-      zeros = jax.tree.map(_zeros, leaves)
+      zeros = zero_sums(leaves)
       (*carry, d_leaves), _ = _scan(repeat, (*carry, zeros), (per_repeat, d_losses), reverse=True)
-      return tuple(carry), jax.tree.map(_rounded, d_leaves, leaves)
+      return tuple(carry), rounded_sums(d_leaves, leaves)
 
-    carry = last, d_last, jax.tree.map(_zeros, floats)
+    carry = last, d_last, zero_sums(floats)
     inputs = leaves, per_repeat, d_losses
     (_, d_pair, d_floats), d_leaves = jax.lax.scan(group, carry, inputs, reverse=True)
-    return d_pair, d_leaves, jax.tree.map(_rounded, d_floats, floats), None
+    return d_pair, d_leaves, rounded_sums(d_floats, floats), None
 
   def _backward_repeat(self, carry, leaves, floats, others, own, d_losses):
     """Inverts the branches of a repeat and adds their gradients."""
@@ -189,8 +189,8 @@ class _Scan:
       (y, _), pullback = jax.vjp(differentiated, leaves[branch.place], b, floats)
       d_own, d_h, further = pullback((d_sum, d_loss))
       pair, d_pair = (sum_ - y, b), (d_sum, d_b + d_h)
-      d_leaves[branch.place] = jax.tree.map(_added, d_leaves[branch.place], d_own)
-      d_floats = jax.tree.map(_added, d_floats, further)
+      d_leaves[branch.place] = add_sums(d_leaves[branch.place], d_own)
+      d_floats = add_sums(d_floats, further)
     return pair, d_pair, d_floats, d_leaves
 
 
@@ -198,15 +198,3 @@ def _scan(function, carry, inputs, reverse=False):
   """Scans the repeats of a group; a single one is not a loop."""
   is_single = len(jax.tree.leaves(inputs)[0]) == 1
   return jax.lax.scan(function, carry, inputs, reverse=reverse, unroll=is_single or 1)
-
-
-def _zeros(array: Array) -> Array:
-  return jnp.zeros(array.shape, jnp.promote_types(array.dtype, Dtypes.reductions))
-
-
-def _added(total: Array, further: Array) -> Array:
-  return total + further.astype(total.dtype)
-
-
-def _rounded(gradient: Array, array: Array) -> Array:
-  return gradient.astype(array.dtype)

@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, add_sums, zero_sums
 from t2x.layers.one_cpu import is_plain
 from t2x.models.losses import Sums
 
@@ -108,10 +108,9 @@ def _add_blocks(of_block: Callable[..., Sums]) -> Callable[..., Sums]:
     def add(gradient, block):
       compute = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
       (_, sums), (further, *of_tokens) = compute(arrays, *block)
-      return jax.tree.map(lambda a, b: a + b.astype(a.dtype), gradient, further), (sums, of_tokens)
+      return add_sums(gradient, further), (sums, of_tokens)
 
-    zeros = [jnp.zeros(array.shape, _accumulated(array.dtype)) for array in arrays]
-    gradient, (sums, of_tokens) = jax.lax.scan(add, zeros, blocks)
+    gradient, (sums, of_tokens) = jax.lax.scan(add, zero_sums(arrays), blocks)
     # The arrays are saved for their dtypes only.
     saved = (arrays, gradient, of_tokens)
     return jax.tree.map(lambda values: values.sum(axis=0), sums), saved

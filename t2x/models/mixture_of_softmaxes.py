@@ -10,6 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers import Initializer, Linear, lecun_normal
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import float32_sums
 from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import Head
 
@@ -72,10 +73,12 @@ class MixtureOfSoftmaxes(LogitHead):
     priors = jax.nn.log_softmax(self.prior(x).astype(jnp.float32))
     latents = jnp.tanh(self.latent(x))
 
+    read = float32_sums((self.head, embedding))
+
     @jax.checkpoint
     def add(total, component):
-      prior, latent = component
-      logits = constrain(self.head.logits(latent, embedding), ..., 'vocab').astype(jnp.float32)
+      (head, embedding), (prior, latent) = read(), component
+      logits = constrain(head.logits(latent, embedding), ..., 'vocab').astype(jnp.float32)
       return jnp.logaddexp(total, prior[..., None] + jax.nn.log_softmax(logits)), None
 
     initial = jnp.full((*x.shape[:-1], self.vocab_size), -jnp.inf)

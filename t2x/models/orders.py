@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from t2x.base.errors import UserError
+from t2x.layers.dtypes import float32_sums, gather
 
 __all__ = ['cycle', 'cycle_reverse', 'sequence']
 
@@ -109,7 +111,12 @@ class SharedSets:
     order = self.order[::uses]
     if order == tuple(range(self.num_sets)):
       return sets
-    return jax.tree.map(lambda leaf: leaf[np.asarray(order)], sets)
+    index = jnp.asarray(order)
+
+    def of_repeats(leaf: Array) -> Array:
+      return gather(leaf, index) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf[index]
+
+    return jax.tree.map(of_repeats, sets)
 
   def in_runs(self, per_repeat: Any) -> Any:
     """Reshapes arrays [repeats, ...] to [runs of `uses` repeats, uses, ...]."""
@@ -141,8 +148,9 @@ class SharedSets:
 
     def run(carry, inputs):
       own, run_inputs = inputs
+      read = float32_sums(own)
       return jax.lax.scan(
-        lambda carry, inputs: repeat(own, carry, inputs),
+        lambda carry, inputs: repeat(read(), carry, inputs),
         carry,
         run_inputs,
         length=self.uses,

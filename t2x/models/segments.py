@@ -26,6 +26,7 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.composites import replace_parts
+from t2x.layers.dtypes import float32_sums
 from t2x.layers.keys import fold_in
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import Stack
@@ -125,20 +126,24 @@ class Segments(nnx.Module):
     def cut(a):
       return a.reshape(batch, number, self.length, *a.shape[2:]).swapaxes(0, 1)
 
+    memories = self._memories(x, call.source)
+    # Not in the carry of the loop, which would add up the gradients in the dtype of the source.
+    read = float32_sums((self.stack, call, _of_sources(memories, True)))
+
     def segment(memory, inputs):
-      number, x, tokens = inputs
+      (stack, call, of_source), (number, x, tokens) = read(), inputs
       key = None if call.key is None else fold_in(call.key, number)
       caches, earlier = memory
       keys = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), earlier, tokens)
       slots = Slots(keys, jnp.int32(self.memory), jnp.int32(self.memory + self.length))
       own = dataclasses.replace(call, tokens=tokens, slots=slots, key=key)
-      result = self.stack(x, own, caches)
+      result = stack(x, own, _merged(caches, of_source))
       earlier = jax.tree.map(lambda a: a[:, self.length :], keys)
-      return (result.cache, earlier), (result.x, result.aux)
+      return (_of_sources(result.cache, False), earlier), (result.x, result.aux)
 
     empty = jax.tree.map(lambda a: jnp.zeros((batch, self.memory, *a.shape[2:]), a.dtype), tokens)
     inputs = jnp.arange(number), cut(x), jax.tree.map(cut, tokens)
-    _, (y, aux) = jax.lax.scan(segment, (self._memories(x, call.source), empty), inputs)
+    _, (y, aux) = jax.lax.scan(segment, (_of_sources(memories, False), empty), inputs)
     losses = {name: values.mean(axis=0) for name, values in aux.losses.items()}
     aux = dataclasses.replace(jax.tree.map(lambda a: a.sum(axis=0), aux), losses=losses)
     return Result(y.swapaxes(0, 1).reshape(batch, row, -1), aux=aux)
@@ -159,6 +164,24 @@ class Segments(nnx.Module):
 
     caches = self.stack.init_cache(len(x), 1, x.dtype, source)
     return jax.tree.map(memory, caches, is_leaf=lambda leaf: isinstance(leaf, Cache))
+
+
+def _is_cache(leaf: Any) -> bool:
+  return leaf is None or isinstance(leaf, Cache)
+
+
+def _of_sources(caches: Any, wanted: bool) -> Any:
+  """Returns the caches of sources, or all others, with None in the place of the rest."""
+  return jax.tree.map(
+    lambda cache: cache if (type(cache) is SourceCache) == wanted else None,
+    caches,
+    is_leaf=_is_cache,
+  )
+
+
+def _merged(caches: Any, others: Any) -> Any:
+  """Returns both parts of caches that `_of_sources` has split."""
+  return jax.tree.map(lambda a, b: b if a is None else a, caches, others, is_leaf=_is_cache)
 
 
 def _arbitrary(tokens: Tokens, batch: int) -> Tokens:

@@ -22,6 +22,7 @@ from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import float32_sums
 from t2x.layers.initializers import LayerNumbers, build_context, building
 from t2x.layers.interfaces import reads_encoding
 from t2x.layers.keys import fold_in
@@ -210,12 +211,16 @@ class Stack(nnx.Module):
       UserError: no block reads the source, the encoding or a recorded name of `call`, or a block raises it.
     """
     check_unread(call, reads_of(self.blocks))
+    # All layers read them. A cache has no gradient.
+    shared = float32_sums((call.encoding, call.source)) if cache is None else None
 
     def repeat(blocks, stream, per_repeat):
       number, caches, keys, rates = per_repeat
       results: list[Result] = []
+      encoding, source = shared() if shared else (call.encoding, call.source)
+      of_layers = dataclasses.replace(call, encoding=encoding, source=source)
       for i, block in enumerate(blocks):
-        own = dataclasses.replace(call, **self.place(number, i), **randomness(keys, rates, i))
+        own = dataclasses.replace(of_layers, **self.place(number, i), **randomness(keys, rates, i))
         stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]

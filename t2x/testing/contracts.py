@@ -26,6 +26,7 @@ from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shar
 from t2x.testing.subject import (
   BATCH,
   PROMPTS,
+  SMALL,
   ContractViolation,
   Subject,
   apply,
@@ -40,6 +41,9 @@ from t2x.train.params import Blueprint
 
 # Relative tolerance between gradients of two equivalent programs in float32.
 GRADIENT_TOLERANCE = 1e-4
+# Number of tokens of gradients in bfloat16, and the tolerance relative to their norm.
+TIME = 1024
+SUM_TOLERANCE = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,20 +202,79 @@ def gradients_are_finite(subject: Subject) -> None:
 def bfloat16_is_close(subject: Subject) -> None:
   """Checks that the output in bfloat16 has this dtype and is close to the output in float32."""
   exact = subject().x
-
-  def rounded(leaf):
-    return (
-      leaf.astype(jnp.bfloat16) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
-    )
-
-  part = jax.tree.map(rounded, subject.part)
-  call = jax.tree.map(rounded, subject.call())
-  result = compiled(part, subject.x.astype(jnp.bfloat16), call)
+  result = compiled(*_rounded((subject.part, subject.x, subject.call())))
   if result.x.dtype != jnp.bfloat16:
     raise ContractViolation(
       f'the output for a bfloat16 input is {result.x.dtype}, must be bfloat16'
     )
   same(result.x, exact, 'bfloat16 against float32', 0.06)
+
+
+def _rounded(tree: Any) -> Any:
+  """Returns a tree with its floating-point arrays in bfloat16."""
+  return jax.tree.map(
+    lambda leaf: (
+      leaf.astype(jnp.bfloat16) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+    ),
+    tree,
+  )
+
+
+def bfloat16_sums_over_time_are_close(subject: Subject) -> None:
+  """Checks gradients in bfloat16 of a part with a loop at `TIME` tokens against those in float32 of the same numbers: a sum
+  over time that is rounded at each step is wrong by tens of percent."""
+  x, call, _ = _of_time(subject)
+  narrow = _rounded((subject.part, x, call))
+  wide = jax.tree.map(
+    lambda leaf: leaf.astype(jnp.float32) if jnp.result_type(leaf) == jnp.bfloat16 else leaf, narrow
+  )
+  result, exact = (jax.jit(_time_gradients)(*arguments) for arguments in (narrow, wide))
+  norms = [np.linalg.norm(np.float64(leaf)) for leaf in jax.tree.leaves(exact)]
+  pairs = zip(jax.tree.leaves(result), jax.tree.leaves_with_path(exact), norms, strict=True)
+  for leaf, (path, other), norm in pairs:
+    error = np.linalg.norm(np.float64(leaf) - np.float64(other))
+    if not error <= SUM_TOLERANCE * max(norm, SMALL * max(norms)):
+      raise ContractViolation(
+        f'the gradient of {jax.tree_util.keystr(path)} in bfloat16 over {x.shape[1]} tokens: the norm of the error is '
+        f'{error:.2g}, of the gradient {norm:.2g} (see t2x.layers.dtypes.float32_sums)'
+      )
+
+
+def _has_loop(subject: Subject) -> bool:
+  """Whether the gradients of a part at `TIME` tokens are computed by a loop."""
+  if subject.grid is not None:
+    return False
+  x, call, supported = _of_time(subject)
+  if not supported:
+    return False
+  program = str(jax.make_jaxpr(_time_gradients)(subject.part, x, call))
+  return any(loop in program for loop in (' = scan[', ' = while['))
+
+
+def _of_time(subject: Subject) -> tuple[Array, Call, bool]:
+  """Returns the input and the call of a part at `TIME` tokens, or its maximum, and whether it supports them."""
+  length = min(TIME, subject.part.max_length or TIME)
+  x = jnp.asarray(np.random.default_rng(9).normal(size=(1, length, subject.d_model)), jnp.float32)
+  for pattern in (Causal(), subject.pattern):
+    call = subject.call(pattern=pattern, length=length, source=subject.source_of(lambda a: a[:1]))
+    try:
+      jax.eval_shape(apply, subject.part, x, call)
+    except UserError:
+      continue
+    return x, call, True
+  return x, call, False
+
+
+def _time_gradients(part: Any, x: Array, call: Call) -> Any:
+  """Returns the gradients of a loss whose terms of all tokens have the same direction, so that they do not cancel."""
+
+  def loss(part, x):
+    result = apply(part, x, call)
+    weights = jnp.linspace(0.5, 1.5, x.shape[-1])[None, None]
+    auxiliary = sum(jnp.sum(a, dtype=jnp.float32) for a in result.aux.losses.values())
+    return (result.x.astype(jnp.float32) * weights).sum() + auxiliary
+
+  return jax.grad(loss, (0, 1))(part, x)
 
 
 def undeclared_inputs_are_not_read(subject: Subject) -> None:
@@ -391,6 +454,7 @@ CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]
   ),
   'gradients are finite': (gradients_are_finite, lambda subject: True),
   'bfloat16 is close': (bfloat16_is_close, lambda subject: True),
+  'sums over time in bfloat16 are close': (bfloat16_sums_over_time_are_close, _has_loop),
   'undeclared inputs are not read': (undeclared_inputs_are_not_read, lambda subject: True),
   'rematerialisation changes nothing': (rematerialisation_changes_nothing, lambda subject: True),
   'settings change something': (settings_change_something, lambda subject: True),

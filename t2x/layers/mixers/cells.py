@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.composites import replace_parts
+from t2x.layers.dtypes import add_sums, rounded_sums, zero_sums
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import named_key
@@ -380,9 +381,9 @@ def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
       new, state = (_where(step['starts'], *pair) for pair in ((state, zeros), (zeros, state)))
       if 'first' in step:
         outputs['first'] = new
-    return (state, jax.tree.map(jnp.add, dcell, more)), (outputs, dr)
+    return (state, add_sums(dcell, more)), (outputs, dr)
 
-  carry = last, jax.tree.map(jnp.zeros_like, cell)
+  carry = last, zero_sums(cell)
   inputs = steps, before, parts, outputs
   (state, dcell), (dsteps, dr) = jax.lax.scan(step, carry, inputs, reverse=not static[0])
   # The gradient of the matrix, for all steps at once.
@@ -391,7 +392,7 @@ def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
   _, pull = jax.vjp(lambda kernel: project(rows, kernel, 1), kernel)
   (dkernel,) = pull(dr)
   dsteps |= {name: None for name in steps if name not in dsteps}
-  return dcell, dkernel, state, dsteps, None
+  return rounded_sums(dcell, cell), dkernel, state, dsteps, None
 
 
 _loop.defvjp(_forward, _backward)

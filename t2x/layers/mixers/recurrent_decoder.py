@@ -17,7 +17,7 @@ from t2x.layers.attention.head_projections import source_of
 from t2x.layers.attention.source_attention import SourceAttention
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, float32_sums
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.keys import fold_in, named_key
@@ -137,10 +137,12 @@ class RecurrentDecoder(nnx.Module):
     # Not in the carry of the loop, of which the backward pass keeps a copy for each step.
     memory, state = state.source, dataclasses.replace(state, source=None)
 
+    read = float32_sums((self, call, memory))
+
     def step(state: DecoderState, step: Any) -> tuple[DecoderState, Any]:
-      inputs, number = step
+      (part, call, memory), (inputs, number) = read(), step
       key = None if call.key is None else fold_in(call.key, number)
-      return self._step(state, inputs, dataclasses.replace(call, key=key), memory)
+      return part._step(state, inputs, dataclasses.replace(call, key=key), memory)
 
     state, (y, recorded) = jax.lax.scan(step, state, (steps, numbers))
     state = dataclasses.replace(state, source=memory)

@@ -25,17 +25,16 @@ from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
   attention_with_gradient,
   finish,
-  in_dtypes,
   join_blocks,
   sink_gradient,
   split_inputs,
   start,
   tile_gradients,
   weighted_output,
-  zeros_in,
 )
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import rounded_sums, zero_sums
 
 __all__ = ['Blockwise']
 
@@ -105,10 +104,10 @@ def blockwise_backward(plan, saved, d_out):
   q, k, v, sink, parameters, constants, out, logsumexp = saved
   weighted = weighted_output(out, d_out)
   rows = q, d_out, logsumexp, weighted
-  sums = zeros_in(softmax_dtype(q), (q, k, v, parameters))
+  sums = zero_sums((q, k, v, parameters), softmax_dtype(q))
   d_q, d_k, d_v, d_parameters = tile_gradients(plan, rows, k, v, parameters, constants, sums)
   gradients = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
-  return in_dtypes(gradients, (q, k, v, sink, parameters))
+  return rounded_sums(gradients, (q, k, v, sink, parameters))
 
 
 _attend = attention_with_gradient(blockwise_forward, blockwise_backward)

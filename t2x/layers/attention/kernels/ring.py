@@ -31,17 +31,16 @@ from t2x.layers.attention.kernels.tile_loops import (
   attend_tiles,
   attention_with_gradient,
   finish,
-  in_dtypes,
   join_blocks,
   sink_gradient,
   split_inputs,
   start,
   tile_gradients,
   weighted_output,
-  zeros_in,
 )
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import Split, constrain, split_of
+from t2x.layers.dtypes import rounded_sums, zero_sums
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.layers.tokens import RowLayout
@@ -231,7 +230,7 @@ def ring_backward(plan, saved, d_out):
       return ((d_q, *_moved(plan, d_keys, 1), d_parameters), following), None
 
     keys = _moved(plan, keys, plan.route.first)
-    carry = zeros_in(dtype, (rows[0], *keys[:2], parameters)), keys
+    carry = zero_sums((rows[0], *keys[:2], parameters), dtype), keys
     (sums, keys), _ = jax.lax.scan(step, carry, None, length=steps - 1)
     d_q, *d_keys, d_parameters = visit(sums, keys)
     d_keys = _moved(plan, d_keys, 1 - steps - plan.route.first)
@@ -242,7 +241,7 @@ def ring_backward(plan, saved, d_out):
   gradients = plan.split.map(gradients, (True, True, False, False), (True, True, True, False))
   d_q, d_k, d_v, d_parameters = gradients(queries, keys, parameters, rest)
   d_inputs = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
-  return in_dtypes(d_inputs, (q, k, v, sink, parameters))
+  return rounded_sums(d_inputs, (q, k, v, sink, parameters))
 
 
 _attend = attention_with_gradient(ring_forward, ring_backward)

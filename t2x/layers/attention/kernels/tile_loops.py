@@ -176,11 +176,6 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
   return attend_or_plain
 
 
-def in_dtypes(gradients: Any, inputs: Any) -> Any:
-  """Returns gradients in the dtypes of the inputs."""
-  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, inputs)
-
-
 def start(q: Any, v: Any, sink: Any) -> tuple[Any, Any, Any]:
   """Returns the state of the online softmax before the first tile: output, largest score and sum of each
   query."""
@@ -230,13 +225,6 @@ def weighted_output(out, d_out):
   """Returns the dot product of each query's output and its gradient."""
   dtype = softmax_dtype(out)
   return (out.astype(dtype) * d_out.astype(dtype)).sum(-1)
-
-
-def zeros_in(dtype: Any, arrays: Any) -> Any:
-  """Returns zeros of the shapes of the arrays, in `dtype` or their own if it is wider."""
-  return jax.tree.map(
-    lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), dtype)), arrays
-  )
 
 
 def tile_gradients(plan, rows, k, v, parameters, constants, sums):
