@@ -26,6 +26,7 @@ from t2x.layers.dtypes import working_dtype
 from t2x.layers.marks import Marks
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models import DecodingModel
+from t2x.parallel.mesh import BATCH_AXES
 
 __all__ = ['generate']
 
@@ -153,14 +154,14 @@ def _limits(prompts, lengths, max_new_tokens, max_length, max_positions):
 def spread_over(model, batch):
   """Returns two functions that place arrays on the model's mesh, and gather them.
 
-  The first shards arrays [batch, ...], equal on all processes, by row over the data axes of the
-  mesh. If the batch is not divisible by their size, the arrays are replicated. The second replicates
+  The first shards arrays [batch, ...], equal on all processes, by row over the axes of the mesh that
+  split a batch. If the batch is not divisible by their size, the arrays are replicated. The second replicates
   sharded arrays on every process.
   """
   mesh = next((leaf.sharding.mesh for leaf in jax.tree.leaves(model) if _has_mesh(leaf)), None)
   if mesh is None:
     return jnp.asarray, lambda arrays: arrays
-  axes = [axis for axis in ('data', 'fsdp') if axis in mesh.shape]
+  axes = [axis for axis in BATCH_AXES if axis in mesh.shape]
   divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
   replicated = NamedSharding(mesh, PartitionSpec())
   by_row = NamedSharding(mesh, PartitionSpec(tuple(axes))) if divides else replicated
