@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--confirm',
     action='store_true',
-    help='run only the variants that help or hurt, with fresh seeds, and write to DIR/<name>-confirm',
+    help='run only the variants that help or hurt, with fresh seeds (also of the tuning), and write to DIR/<name>-confirm',
   )
   parser.add_argument(
     '--seeds',
@@ -139,15 +139,17 @@ def run(args: argparse.Namespace) -> int:
 def _stage(args: argparse.Namespace) -> 'StageName':
   """Returns the stage of a group or worker; refuses options that have no effect."""
   planned = args.group is not None or args.worker
-  if args.stage and (args.confirm or not planned):
-    raise UserError(
-      f'--stage {args.stage} has no effect without --group or with --confirm: remove it'
-    )
+  if args.stage and not planned:
+    raise UserError(f'--stage {args.stage} has no effect without --group: remove it')
+  if args.stage == 'untuned' and args.confirm:
+    raise UserError('--stage untuned has no effect with --confirm, which runs tuned values only')
   if args.seeds and not args.confirm:
     raise UserError('--seeds has no effect without --confirm: use --gin.Sweep.seeds=N')
   if args.seeds and planned:
     raise UserError('--seeds has no effect with --group: the seeds are those of the plan')
-  return 'confirm' if args.confirm else args.stage or ''
+  if args.confirm:
+    return 'confirm-tune' if args.stage else 'confirm'
+  return args.stage or ''
 
 
 def _value(text: str) -> Any:

@@ -34,6 +34,7 @@ class Arm:
     own_files: gin files of the variant, read after the base.
     own_bindings: bindings of the variant and the point, the last ones of `bindings`.
     tuned: the tuned parameter and its value, also in the bindings; {} without tuning.
+    seeds: seeds that run at the tuned value, with the tuning seed that chose it; {}: all seeds of the variant.
   """
 
   variant: str
@@ -43,6 +44,7 @@ class Arm:
   own_files: tuple[str, ...]
   own_bindings: tuple[str, ...]
   tuned: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
+  seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   @property
   def changes(self) -> tuple[str, ...]:

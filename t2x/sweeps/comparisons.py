@@ -182,7 +182,7 @@ def _combine(p: float | None, rate: float | None) -> float | None:
 
 def _note(variant: Sample, test: DifferenceTest) -> str:
   ended = variant.diverged + len(variant.values)
-  diverged = f'{variant.diverged} of {ended} seeds diverged' if variant.diverged else ''
+  diverged = f'{variant.diverged} of {ended} {variant.unit}s diverged' if variant.diverged else ''
   return '; '.join(text for text in (diverged, test.note) if text)
 
 

@@ -7,7 +7,7 @@ contain the noise of the evaluated examples if it is known (see t2x.sweeps.examp
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from scipy import special, stats
@@ -24,11 +24,49 @@ class Sample:
     values: metric of each seed that finished.
     diverged: number of seeds that diverged or did not learn.
     examples: values of each evaluated example by seed, [examples]; {} if they are not recorded.
+    unit: 'seed', or 'block' of seeds that share a tuned value, whose means are the values.
   """
 
   values: Mapping[int, float]
   diverged: int = 0
   examples: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict, compare=False)
+  unit: str = 'seed'
+
+
+def block_means(
+  blocks: Mapping[int, int],
+  values: Mapping[int, float],
+  diverged: Collection[int],
+  examples: Mapping[int, np.ndarray],
+) -> tuple[dict[int, float], set[int], dict[int, np.ndarray]]:
+  """Averages seeds that share a random choice, such as a tuned value: the choices are independent, the seeds are not.
+
+  A block with a diverged seed has diverged, as the mean of the other seeds would be one of survivors.
+
+  Args:
+    blocks: block of each seed.
+    values: metric of the seeds that finished.
+    diverged: seeds that diverged.
+    examples: values of each evaluated example by seed [examples].
+
+  Returns:
+    The mean metric, the diverged blocks, and the mean of each example, by block.
+  """
+  members: dict[int, list[int]] = {}
+  for seed in values:
+    members.setdefault(blocks[seed], []).append(seed)
+  lost = {blocks[seed] for seed in diverged}
+  means = {
+    block: float(np.mean([values[seed] for seed in seeds]))
+    for block, seeds in members.items()
+    if block not in lost
+  }
+  of_examples: dict[int, np.ndarray] = {}
+  for block in means:
+    arrays = [examples[seed] for seed in members[block] if seed in examples]
+    if len(arrays) == len(members[block]) and len({array.shape for array in arrays}) == 1:
+      of_examples[block] = np.stack(arrays).mean(axis=0, dtype=np.float64)
+  return means, lost, of_examples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -253,6 +253,7 @@ class _Resolved:
       gap=self.deviation,
       problem=self.problem,
       tuned=arm.tuned,
+      tuned_by=arm.seeds.get(seed),
     )
 
   def _changes(self, arm: Arm) -> tuple[str, ...]:
@@ -342,7 +343,7 @@ class _Planner:
     identity = self.identities.of(
       resolved.config, self.seed, lambda: data_of(resolved.cost.experiment, self._data)
     )
-    for seed in self.sweep.seeds_of(arm.variant):
+    for seed in arm.seeds or self.sweep.seeds_of(arm.variant):
       trial = resolved.trial(arm, seed, unused)
       config = None
       if not resolved.problem:

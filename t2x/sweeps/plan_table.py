@@ -69,7 +69,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
 
 
 def tuning_table(tuning: Tuning) -> str:
-  """Formats the tuned values: one line per variant and grid point, with the mean metric of each value."""
+  """Formats the tuned values, with the numbers of seeds that chose them, and the mean metric of each tried value."""
   rows = [('variant', 'tuned parameter', 'own', 'tuned', '', f'mean {tuning.metric}')]
   for choice in tuning.choices:
     edge = f'at the edge: the {choice.edge}' if choice.edge else choice.problem
@@ -78,7 +78,8 @@ def tuning_table(tuning: Tuning) -> str:
       for item in choice.tried
     )
     name = _title(choice.variant, choice.point)
-    values = f'{choice.own:g}', f'{choice.chosen:g}', edge, ', '.join(means)
+    notes = '; '.join(filter(None, [edge, choice.note]))
+    values = f'{choice.own:g}', choice.text, notes, ', '.join(means)
     rows.append((name, choice.parameter, *values))
   return text_table(rows, '<<>><<') + '\n'
 

@@ -60,6 +60,8 @@ class Trial:
     restated: paths of settings whose defaults are part of the identity, as an earlier trial had other defaults.
     changed: what differs between this trial and an earlier one of the same settings that has ended: code, data and defaults.
     accepted: whether that earlier trial is used (`t2x sweep --accept-changed`).
+    tuned_by: tuning seed that chose the value. None for other trials, and in files of older versions, in which one value
+      was chosen for all seeds.
   """
 
   variant: str
@@ -83,6 +85,7 @@ class Trial:
   restated: tuple[str, ...] = ()
   changed: tuple[str, ...] = ()
   accepted: bool = False
+  tuned_by: int | None = None
 
   @property
   def differences(self) -> list[str]:
@@ -112,7 +115,7 @@ class Plan:
     max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
       as are `margin`, `failed_above` and `failed_below`.
     published: published results of the variants; None without any.
-    tuning: 'trials' for the plan of the tuning trials, 'tuned' if each variant has its tuned value, 'untuned' if it
+    tuning: 'trials' for the plan of the tuning trials, 'tuned' if each variant has its tuned values, 'untuned' if it
       has its own value, for a comparison with the tuned plan; 'none' for other sweeps.
   """
 

@@ -36,7 +36,7 @@ from t2x.sweeps.runners import (
   gpus,
   groups_of,
 )
-from t2x.sweeps.stages import Stage, StageName, confirm_stage, folder_of, stages
+from t2x.sweeps.stages import Stage, StageName, confirm_stages, folder_of, stages
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import Sweep, read_sweep
 from t2x.sweeps.timing import cores
@@ -158,7 +158,7 @@ def _stages(
   with tempfile.TemporaryDirectory() as scratch:
     measure = step_seconds(cache, Path(scratch), keep=keep)
     if confirm:
-      yield confirm_stage(sweep, out, measure, confirm_seeds)
+      yield from confirm_stages(sweep, out, measure, confirm_seeds)
     else:
       yield from stages(sweep, out, measure)
 
@@ -172,7 +172,8 @@ def _how_to_run(stage: Stage, file: Path) -> str:
 
 def _option(stage: StageName) -> str:
   """Returns the command-line option of a stage."""
-  return {'': '', 'confirm': ' --confirm'}.get(stage, f' --stage {stage}')
+  options = {'': '', 'confirm': ' --confirm', 'confirm-tune': ' --confirm --stage tune'}
+  return options.get(stage, f' --stage {stage}')
 
 
 def _has_ended(plan: Plan, folder: Path) -> bool:
@@ -217,7 +218,7 @@ def run_group(
   folder, trials_folder, own = folder_of(out, file.stem, stage), out / 'trials', _leave_memory()
   origin()
   if not (folder / 'sweep.json').exists():
-    command = f't2x sweep {file} --groups' + (' --confirm' if stage == 'confirm' else '')
+    command = f't2x sweep {file} --groups' + (' --confirm' if stage.startswith('confirm') else '')
     raise UserError(f'{folder} has no sweep.json: run `{command}` first')
   plan = _of_group(read_plan(folder), group)
   if retry:

@@ -1,13 +1,14 @@
 """Stages of a sweep, each with a plan and a folder of its own.
 
-OUT/NAME-tune      the tuning trials (`Sweep.tune`), in several rounds if the grid is extended or values are dropped
-OUT/NAME           the result; every variant at its tuned value
-OUT/NAME-untuned   every variant at its own value with the same seeds, for a comparison with the result
-OUT/NAME-confirm   the variants that help or hurt, with fresh seeds (`--confirm`)
+OUT/NAME-tune           the tuning trials (`Sweep.tune`), in several rounds if the grid is extended
+OUT/NAME                the result; every variant at its tuned values
+OUT/NAME-untuned        every variant at its own value with the same seeds, for a comparison with the result
+OUT/NAME-confirm-tune   the tuning trials of the variants that help or hurt, with fresh tuning seeds (`--confirm`)
+OUT/NAME-confirm        these variants with fresh seeds
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,10 +17,10 @@ from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import tuning_table
 from t2x.sweeps.records import Plan
 from t2x.sweeps.sweep import FEWEST, Sweep
-from t2x.sweeps.tune import Tuning, read_tuning
+from t2x.sweeps.tune import FEWEST_SEEDS, Tuning, read_tuning
 from t2x.sweeps.tuning import TuningPlan, extended, plan_tuning, tuned_arms
 
-StageName = Literal['', 'tune', 'untuned', 'confirm']
+StageName = Literal['', 'tune', 'untuned', 'confirm', 'confirm-tune']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Stage:
   @property
   def is_last(self) -> bool:
     """Whether no other stage follows."""
-    return self.plan.tuning in ('none', 'untuned')
+    return self.name == 'confirm' or self.plan.tuning in ('none', 'untuned')
 
 
 def folder_of(out: Path, name: str, stage: str) -> Path:
@@ -61,12 +62,23 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds | None) -> Iterator[Sta
   if sweep.tune is None:
     yield Stage('', *make_plan(sweep, measure))
     return
+  inputs = yield from _tuned_stages(sweep, out, measure)
+  plan, configs = make_plan(sweep, measure, inputs=inputs)
+  plan = dataclasses.replace(plan, name=f'{plan.name}-untuned', tuning='untuned')
+  yield Stage('untuned', plan, configs)
+
+
+def _tuned_stages(
+  sweep: Sweep, out: Path, measure: StepSeconds | None, *, confirms: bool = False
+) -> Generator[Stage, None, set[str]]:
+  """Yields the tuning and the result; returns the hyperparameters that are inputs of the programs."""
   trials, planned = out / 'trials', plan_tuning(sweep, measure)
-  notes = (_overview(sweep, planned), *planned.notes())
+  notes = (_overview(sweep, planned, confirms), *planned.notes())
+  name = folder_of(out, sweep.name, 'confirm' if confirms else '').name
   while True:
-    plan, configs, _ = planned.next(trials)
-    yield Stage('tune', plan, configs, notes)
-    *_, tuning = planned.next(trials)
+    plan = dataclasses.replace(planned.plan, name=f'{name}-tune')
+    yield Stage('confirm-tune' if confirms else 'tune', plan, planned.configs, notes)
+    tuning = planned.result(trials)
     if tuning is None:
       continue
     if any(choice.lost for choice in tuning.choices if choice.variant == sweep.baseline):
@@ -80,17 +92,16 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds | None) -> Iterator[Sta
       break
     planned = larger
   plan, configs = make_plan(sweep, measure, arms=tuned_arms(sweep, tuning), inputs=planned.inputs)
-  plan = dataclasses.replace(plan, tuning='tuned')
-  yield Stage('', plan, configs, (notes[0], tuning_table(tuning)), tuning)
-  plan, configs = make_plan(sweep, measure, inputs=planned.inputs)
-  plan = dataclasses.replace(plan, name=f'{plan.name}-untuned', tuning='untuned')
-  yield Stage('untuned', plan, configs, notes[:1])
+  plan = dataclasses.replace(plan, name=name, tuning='tuned')
+  notes = (notes[0], tuning_table(tuning))
+  yield Stage('confirm' if confirms else '', plan, configs, notes, tuning)
+  return planned.inputs
 
 
-def confirm_stage(
+def confirm_stages(
   sweep: Sweep, out: Path, measure: StepSeconds | None, num_seeds: int | None
-) -> Stage:
-  """Returns the stage that repeats the variants that help or hurt with fresh seeds.
+) -> Iterator[Stage]:
+  """Yields the stages that repeat the variants that help or hurt with fresh seeds, tuned again with fresh tuning seeds.
 
   The differences with which variants were selected are too large on average. Fresh seeds give estimates without
   this bias, and tests with a correction for the few candidates only.
@@ -119,32 +130,43 @@ def confirm_stage(
   # More seeds of the baseline have an effect only among many candidates at a point.
   most = max(sum(row.point == point for row in rows) for point in range(len(results.points)))
   unbalanced = most >= FEWEST and (sweep.baseline_seeds or 0) > count
+  tune = sweep.tune
   fresh = dataclasses.replace(
     sweep,
     only=tuple(dict.fromkeys(row.variant for row in rows)),
     seeds=tuple(range(first, first + count)),
     max_seeds=None,
     baseline_seeds=sweep.baseline_seeds if unbalanced else None,
+    # Fewer tuning seeds than seeds remain fewer.
+    tune=tune and dataclasses.replace(tune, seeds=_fewer(tune.seeds, count)),
+    first_tuning_seed=1 + max(read_tuning(folder).seeds) if tune else sweep.first_tuning_seed,
+    cells=[
+      (name, results.points[row.point]) for row in rows for name in (row.variant, sweep.baseline)
+    ],
   )
-  cells = [
-    (name, results.points[row.point]) for row in rows for name in (row.variant, sweep.baseline)
+  if tune is not None:
+    yield from _tuned_stages(fresh, out, measure, confirms=True)
+    return
+  plan, configs = make_plan(fresh, measure)
+  yield Stage('confirm', dataclasses.replace(plan, name=f'{plan.name}-confirm'), configs)
+
+
+def _fewer(seeds: int | None, count: int) -> int | None:
+  return seeds if seeds is not None and seeds < count else None
+
+
+def _overview(sweep: Sweep, planned: TuningPlan, confirms: bool) -> str:
+  """Returns the numbers of trials of the tuning and of the comparison. Those of the last stage include trials of the result."""
+  name = f'{sweep.name}-confirm' if confirms else sweep.name
+  count = sum(len(sweep.seeds_of(arm.variant)) for arm in sweep.arms())
+  seeds = len(sweep.tuning_seeds_of(''))
+  lines = [
+    f'  tuning: {name}-tune, {planned.num_trials} trials with {seeds} tuning seeds (up to {planned.tune.max_trials} '
+    'if the best value of a variant is the smallest or largest)',
+    f'  comparison: {name}, {count} trials at the tuned values',
   ]
-  arms = fresh.arms() if sweep.tune is None else tuned_arms(fresh, read_tuning(folder))
-  plan, configs = make_plan(
-    fresh, measure, arms=[arm for arm in arms if (arm.variant, arm.plain_point) in cells]
-  )
-  return Stage('confirm', dataclasses.replace(plan, name=f'{plan.name}-confirm'), configs)
-
-
-def _overview(sweep: Sweep, planned: TuningPlan) -> str:
-  """Returns the number of trials of all stages. Those of the last stage include trials of the result."""
-  cells = len(planned.cells)
-  extra = len(sweep.seeds_of(sweep.baseline)) - len(sweep.seed_list)
-  count = cells * len(sweep.seed_list) + extra * len([*sweep.points()])
-  name = sweep.name
-  most = 'at most ' if planned.tune.keep < 1 else ''
-  return (
-    f'stages: {name}-tune with {most}{planned.num_trials} trials (up to {planned.tune.max_trials} if the best value '
-    f'of a variant is the smallest or largest), {name} with {count} at the tuned values, '
-    f'{name}-untuned with {count} at the own values, of which equal ones run once'
-  )
+  if not confirms:
+    lines[1] += f'; {name}-untuned, {count} at the own values, of which equal ones run once'
+  if seeds < FEWEST_SEEDS:
+    lines.append(f'  no verdicts: they need {FEWEST_SEEDS} tuning seeds; increase Tune.seeds')
+  return '\n'.join(['stages:', *lines])

@@ -15,7 +15,7 @@ from t2x.base.suggestions import did_you_mean
 from t2x.experiments import is_sweep_binding
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.published import Published, published_results
-from t2x.sweeps.tune import Tune
+from t2x.sweeps.tune import FIRST_SEED, Tune
 
 # Comparisons at a point of the grid from which the noise of each variant is estimated (see t2x.sweeps.two_way).
 FEWEST = 7
@@ -96,6 +96,9 @@ class Sweep:
   # The folder of the trials, and whether trials count that ended with other code, data or defaults.
   trials: Path | None = None
   accept_changed: bool = False
+  # What a confirmation repeats, variants at points of the grid (None: all), and its first tuning seed.
+  cells: Sequence[tuple[str, Mapping[str, Any]]] | None = None
+  first_tuning_seed: int = FIRST_SEED
 
   def __post_init__(self):
     self._check_names()
@@ -171,7 +174,18 @@ class Sweep:
   def _check_tune(self) -> None:
     if self.tune is None:
       return
-    if shared := {*self.tune.seed_list} & {*self.seed_list, *self.seeds_of(self.baseline)}:
+    count, most = self.tune.seeds or len(self.seed_list), len(self.seed_list)
+    if count > most:
+      raise UserError(
+        f'Tune.seeds = {count} is larger than the number of seeds, {most}, of which each has one tuning seed: reduce it'
+      )
+    if count < most and self.baseline_seeds is not None:
+      raise UserError(
+        f'Tune.seeds = {count} with Sweep.baseline_seeds: further seeds of the baseline need tuning seeds of their '
+        'own: remove one of them'
+      )
+    tuning_seeds = {*self.tuning_seeds_of(self.baseline)}
+    if shared := tuning_seeds & {*self.seed_list, *self.seeds_of(self.baseline)}:
       raise UserError(f'the seeds of the sweep contain the tuning seed {min(shared)}: change them')
     for name in self.tune.names:
       _refuse_seed(name, 'Tune.parameter')
@@ -212,6 +226,13 @@ class Sweep:
     first = max(seeds) + 1
     return (*seeds, *range(first, first + self.baseline_seeds - len(seeds)))
 
+  def tuning_seeds_of(self, variant: str) -> tuple[int, ...]:
+    """Returns the tuning seeds of a variant: one for each of its seeds, or fewer (`Tune.seeds`)."""
+    count = self.tune.seeds if self.tune else None
+    if count in (None, len(self.seed_list)):
+      count = len(self.seeds_of(variant))
+    return tuple(range(self.first_tuning_seed, self.first_tuning_seed + count))
+
   @property
   def names(self) -> list[str]:
     """Names of the variants to run, the baseline first."""
@@ -249,6 +270,9 @@ class Sweep:
     """Yields every variant at every point of the grid, the baseline first at each point."""
     for point in self.points():
       for name in self.names:
+        plain_point = {axis: plain(value) for axis, value in point.items()}
+        if self.cells is not None and (name, plain_point) not in self.cells:
+          continue
         changes, files = self.variants[name], self.base_files
         own: tuple[str, ...] = ()
         if isinstance(changes, str):
@@ -277,7 +301,7 @@ class Sweep:
 
 
 # Fields that are no settings of a sweep file.
-_NO_BINDINGS = {'file', 'shared', 'trials', 'accept_changed'}
+_NO_BINDINGS = {'file', 'shared', 'trials', 'accept_changed', 'cells', 'first_tuning_seed'}
 # Settings whose error messages do not name them as `Sweep.NAME`.
 _NAMES = {'file': 'the name of the sweep file', 'tune': 'Tune.parameter'}
 

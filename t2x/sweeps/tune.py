@@ -1,8 +1,8 @@
 """`Sweep.tune`, a hyperparameter that is tuned for each variant before they are compared, and OUT/NAME/tuning.json."""
 
+import collections
 import dataclasses
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,8 @@ from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Range, Text
 
 # Far above the seeds of the comparison, so that more of them can be added.
 FIRST_SEED = 1_000_000
+# With fewer tuning seeds the noise of the choice cannot be estimated.
+FEWEST_SEEDS = 3
 _FILE = 'tuning.json'
 
 
@@ -19,10 +21,11 @@ _FILE = 'tuning.json'
 class Tune:
   """Settings of the tuning: the bindings `Tune.NAME = ...` of a sweep file with `Sweep.tune = @Tune()`.
 
-  Every variant is trained with each value and the tuning seeds. The value with the best mean is the tuned
-  value of the variant, with which it is compared with the tuned baseline on the seeds of the sweep. If the tuned
-  value of any variant is the smallest or the largest of its grid, the grids of all variants are extended at this end,
-  by one value at a time, as long as the budget permits. The verdict on a variant that remains at an edge is withheld.
+  Every variant is trained with each value and the tuning seeds. Tuning seed i chooses the value that seed i of the
+  comparison runs at (matched tuning), so that the noise of the choice is part of the noise between seeds: a verdict is
+  about the expected result of tuning and training together. If the value with the best mean over all tuning seeds
+  is the smallest or the largest of any variant's grid, the grids of all variants are extended at this end, by one value
+  at a time, as long as the budget permits. The verdict on a variant that remains at an edge is withheld.
 
   Attributes:
     parameter: name of the tuned number, a parameter or a macro ('Cosine.peak', 'peak'). If there are
@@ -31,11 +34,10 @@ class Tune:
     factors: multiples of the variant's own value to try, instead of `values`.
     metric: metric of the choice, such as one of validation examples where `Sweep.metric` is of test examples; None:
       that of the sweep.
-    seeds: number of tuning seeds, which the comparison does not use.
-    keep: 1.0: every value is trained with all seeds. Less than 1: successive halving (Jamieson and Talwalkar
-      2016, https://arxiv.org/abs/1502.07943) whose resource is the number of seeds. Each round trains one more
-      seed for this share of the values, rounded up but fewer than before, until one is left. All trials have the full
-      number of steps, so that values with a fast start have no advantage, and nothing is compiled again.
+    seeds: number of tuning seeds, which the comparison does not use. None: those of the comparison (`Sweep.seeds`,
+      for the baseline `Sweep.baseline_seeds`). With fewer, each chooses the value of several seeds, and the test compares
+      the means of these blocks; with fewer than three, verdicts are withheld.
+    keep: must be 1: every value is trained with all seeds.
     max_trials: budget of the tuning with its extensions; a plan with more trials is an error. None: twice the
       trials of the given values.
   """
@@ -44,7 +46,7 @@ class Tune:
   values: Sequence[Finite] = ()
   factors: Sequence[Positive] = ()
   metric: Text | None = None
-  seeds: Count = 2
+  seeds: Count | None = None
   keep: Annotated[float, Range('0 < x <= 1')] = 1.0
   max_trials: Count | None = None
 
@@ -57,20 +59,16 @@ class Tune:
       raise UserError(f'{name} = {[*numbers]} has a single value: there is nothing to tune')
     if twice := [number for number in numbers if numbers.count(number) > 1]:
       raise UserError(f'{name} contains {twice[0]} twice')
-    if self.keep < 1 and self.seeds == 1:
+    if self.keep < 1:
       raise UserError(
-        f'Tune.keep = {self.keep} has no effect with Tune.seeds = 1: every round adds a seed'
+        f'Tune.keep = {self.keep}: each tuning seed chooses from all values, and values that were dropped '
+        'by other seeds would be missing: remove it'
       )
 
   @property
   def names(self) -> tuple[str, ...]:
     """Names of the parameters that may be tuned, in order of preference."""
     return (self.parameter,) if isinstance(self.parameter, str) else tuple(self.parameter)
-
-  @property
-  def seed_list(self) -> tuple[int, ...]:
-    """All tuning seeds."""
-    return tuple(range(FIRST_SEED, FIRST_SEED + self.seeds))
 
   def grid(self, own: int | float) -> list[int | float]:
     """Returns the values to try in increasing order, given the own value of a variant."""
@@ -86,16 +84,6 @@ class Tune:
     if self.values:
       return dataclasses.replace(self, values=tuple(numbers))
     return dataclasses.replace(self, factors=tuple(numbers))
-
-  def sizes(self, count: int) -> Iterator[int]:
-    """Yields the number of values in each round, of `count` values in the first one."""
-    for _ in self.seed_list:
-      yield count
-      if self.keep < 1:
-        # 30 * 0.1 is slightly more than 3.
-        count = min(count - 1, math.ceil(round(count * self.keep, 9)))
-      if count == 1:
-        return
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,10 +115,12 @@ class Choice:
     point: values of the grid by axis, as in `Trial`.
     parameter: the tuned parameter.
     own: value of the variant without tuning.
-    chosen: the tuned value.
-    edge: whether the tuned value is the smallest or the largest one that was tried; '' if neither, or if no value
+    chosen: the value with the best mean over all tuning seeds.
+    edge: whether `chosen` is the smallest or the largest one that was tried; '' if neither, or if no value
       beyond it is valid (a rate of 0).
     tried: results of the values, in increasing order.
+    values: the value that each tuning seed chose, by seed. {} in files of older versions, in which all seeds were
+      compared at `chosen`.
   """
 
   variant: str
@@ -140,6 +130,15 @@ class Choice:
   chosen: Any
   edge: Literal['', 'smallest', 'largest']
   tried: tuple[Tried, ...]
+  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def text(self) -> str:
+    """The tuned values with the numbers of tuning seeds that chose them: '0.01 (3), 0.03 (2)'."""
+    counts = collections.Counter(self.values.values())
+    if len(counts) < 2:
+      return f'{next(iter(counts), self.chosen):g}'
+    return ', '.join(f'{value:g} ({counts[value]})' for value in sorted(counts))
 
   @property
   def problem(self) -> str:
@@ -153,6 +152,18 @@ class Choice:
     """Whether the value is the variant's own, as no tuning trial finished."""
     return not any(item.n for item in self.tried)
 
+  @property
+  def note(self) -> str:
+    """Remarks on single trials without a result; '' without any."""
+    if self.lost:
+      return ''
+    notes = []
+    if lost := sum(all(seed not in item.metrics for item in self.tried) for seed in self.values):
+      notes.append(f'no value finished with {lost} of {len(self.values)} tuning seeds: own value')
+    if failed := [f'{item.value:g}' for item in self.tried if item.failed]:
+      notes.append(f'ranks last, as trials failed: {", ".join(failed)}')
+    return '; '.join(notes)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning:
@@ -161,8 +172,8 @@ class Tuning:
   Attributes:
     metric: metric of the choice.
     goal: whether a lower ('min') or a higher ('max') metric is better.
-    seeds: tuning seeds.
-    keep: share of the values that is kept after each round (Tune.keep).
+    seeds: tuning seeds; those of the baseline, if it has more.
+    keep: 1; files of older versions may have less: the share of the values that was kept for each further seed.
     trials: number of tuning trials.
     choices: tuned values, in the order of the plan.
   """
@@ -170,7 +181,7 @@ class Tuning:
   metric: str
   goal: Literal['min', 'max']
   seeds: tuple[int, ...]
-  keep: float
+  keep: float = 1.0
   trials: int
   choices: tuple[Choice, ...]
 
@@ -221,7 +232,8 @@ def read_tuning(folder: Path) -> Tuning:
   except FileNotFoundError:
     raise UserError(f'there is no {path}: run `t2x sweep` to write it') from None
   for number, choice in enumerate(tuning.choices):
-    values = [choice.own, choice.chosen, *(item.value for item in choice.tried)]
+    values = [choice.own, choice.chosen, *choice.values.values()]
+    values += [item.value for item in choice.tried]
     if not all(map(is_number, values)):
       raise Damaged(f'{path} is damaged: choices[{number}] has a value that is not a number')
   return tuning

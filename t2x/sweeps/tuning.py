@@ -1,8 +1,10 @@
-"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses the tuned values, and plans the trials at these values."""
+"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses a value with each tuning seed, and yields the arms at these."""
 
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,24 +39,19 @@ class Cell:
   trials: Mapping[int | float, Mapping[int, Trial]]
   accepts: Callable[[int | float], bool] = lambda value: True
 
-  def schedule(
-    self, tune: Tune, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]
-  ) -> tuple[list[Trial], Choice | None]:
-    """Returns the trials of all rounds up to the first unfinished round, and the choice if all have ended."""
-    remaining, scheduled = sorted(self.trials), list[Trial]()
-    tried: dict[int | float, Tried] = {}
-    for count, seed in zip(tune.sizes(len(remaining)), tune.seed_list, strict=False):
-      remaining = self._best(remaining, tried, plan)[:count]
-      scheduled += [self.trials[value][seed] for value in remaining]
-      outcomes = {trial.folder: outcome_of(trial) for trial in scheduled if not trial.problem}
-      if None in outcomes.values():
-        return scheduled, None
-      for value in self.trials:
-        own = [trial for trial in scheduled if trial is self.trials[value].get(trial.seed)]
-        tried[value] = _tried(value, plan, own, outcomes)
-    best = self._best(remaining, tried, plan)[0]
+  def choice(self, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]) -> Choice | None:
+    """Returns the choice; None if a trial has not ended."""
+    trials = [trial for of_value in self.trials.values() for trial in of_value.values()]
+    outcomes = {trial.folder: outcome_of(trial) for trial in trials if not trial.problem}
+    if None in outcomes.values():
+      return None
+    tried = {
+      value: _tried(value, plan, [*of_value.values()], outcomes)
+      for value, of_value in self.trials.items()
+    }
+    best = self._best(tried, plan)
     chosen = best if tried[best].n else self.own
-    return scheduled, Choice(
+    return Choice(
       variant=self.variant,
       point=self.point,
       parameter=self.parameter,
@@ -62,6 +59,10 @@ class Cell:
       chosen=chosen,
       edge=self._edge(chosen),
       tried=tuple(tried[value] for value in sorted(tried)),
+      values={
+        str(seed): self._best_with(str(seed), tried, plan)
+        for seed in dict.fromkeys(trial.seed for trial in trials)
+      },
     )
 
   def _edge(self, chosen: int | float) -> Literal['', 'smallest', 'largest']:
@@ -71,20 +72,28 @@ class Cell:
       return 'largest'
     return ''
 
-  def _best(
-    self, values: Sequence[int | float], tried: Mapping[int | float, Tried], plan: Plan
-  ) -> list[int | float]:
-    """Sorts values: those with fewer diverged and failed seeds first, then by the mean, then the own value."""
-    sign = 1 if plan.goal == 'min' else -1
+  def _best(self, tried: Mapping[int | float, Tried], plan: Plan) -> int | float:
+    """Returns the best value over all seeds: fewest diverged and failed seeds, then the mean, then the own value."""
 
     def rank(value: int | float) -> tuple[Any, ...]:
-      result = tried.get(value)
-      if result is None:
-        return (0,)
-      mean = math.inf if result.mean is None else sign * result.mean
-      return result.diverged + result.failed, mean, value != self.own
+      result = tried[value]
+      mean = math.inf if result.mean is None else _sign(plan) * result.mean
+      return result.diverged + result.failed, mean, value != self.own, value
 
-    return sorted(values, key=rank)
+    return min(tried, key=rank)
+
+  def _best_with(self, seed: str, tried: Mapping[int | float, Tried], plan: Plan) -> int | float:
+    """Returns the best value with a tuning seed, independent of the other seeds; the own value if none finished."""
+    finished = [value for value, result in tried.items() if seed in result.metrics]
+    return min(
+      finished,
+      key=lambda value: (_sign(plan) * tried[value].metrics[seed], value != self.own, value),
+      default=self.own,
+    )
+
+
+def _sign(plan: Plan) -> int:
+  return 1 if plan.goal == 'min' else -1
 
 
 def _next(value: int | float, direction: float) -> int | float:
@@ -136,39 +145,32 @@ class TuningPlan:
       tuple(trial.identity for v in sorted(cell.trials) for trial in cell.trials[v].values()): cell
       for cell in self.cells
     }
-    return sum(sum(self.tune.sizes(len(cell.trials))) for cell in distinct.values())
+    return sum(len(of_value) for cell in distinct.values() for of_value in cell.trials.values())
 
   @property
   def inputs(self) -> set[str]:
     """Names of the hyperparameters that are inputs of the compiled programs."""
     return {name for trial in self.plan.trials for name in trial.numbers}
 
-  def next(self, folder: Path) -> tuple[Plan, dict[str, str], Tuning | None]:
-    """Returns the trials of all rounds up to the first unfinished round.
+  def result(self, folder: Path) -> Tuning | None:
+    """Returns the tuned values; None if a trial has not ended.
 
     Args:
       folder: OUT/trials.
-
-    Returns:
-      The plan of the trials, their configs, and the tuned values if all rounds have ended.
     """
-    scheduled = [
-      cell.schedule(self.tune, self.plan, lambda trial: usable_outcome(folder / trial.folder))
+    choices = [
+      cell.choice(self.plan, lambda trial: usable_outcome(folder / trial.folder))
       for cell in self.cells
     ]
-    trials = tuple(trial for of_cell, _ in scheduled for trial in of_cell)
-    choices = tuple(choice for _, choice in scheduled if choice is not None)
-    configs = {trial.folder: self.configs[trial.folder] for trial in trials if not trial.problem}
-    tuning = Tuning(
+    if None in choices:
+      return None
+    return Tuning(
       metric=self.plan.metric,
       goal=self.plan.goal,
-      seeds=self.tune.seed_list,
-      keep=self.tune.keep,
-      trials=len({trial.folder for trial in trials}),
-      choices=choices,
+      seeds=tuple(sorted({trial.seed for trial in self.plan.trials})),
+      trials=len({trial.folder for trial in self.plan.trials}),
+      choices=tuple(filter(None, choices)),
     )
-    plan = dataclasses.replace(self.plan, trials=trials)
-    return plan, configs, tuning if len(choices) == len(scheduled) else None
 
   def notes(self) -> Iterator[str]:
     """Yields one line for each tuned parameter whose values do not share a compiled program."""
@@ -205,11 +207,12 @@ def plan_tuning(
     # The first arm of the baseline has the budget that all are matched to.
     for value in sorted(tune.grid(own), key=lambda value: (value != own, value))
   ]
+  of_variants, of_baseline = map(sweep.tuning_seeds_of, ('', sweep.baseline))
   seeds = dataclasses.replace(
     sweep,
     metric=tune.metric or sweep.metric,
-    seeds=tune.seed_list,
-    baseline_seeds=None,
+    seeds=of_variants,
+    baseline_seeds=len(of_baseline) if len(of_baseline) > len(of_variants) else None,
     max_seeds=None,
     tune=None,
   )
@@ -228,7 +231,7 @@ def plan_tuning(
   if result.num_trials > budget:
     raise UserError(
       f'{sweep.file}: Tune.max_trials = {tune.max_trials}, but the tuning needs {result.num_trials} trials: '
-      'reduce the values, Tune.seeds or Tune.keep, or increase it'
+      'reduce the values or Tune.seeds, or increase it'
     )
   return dataclasses.replace(result, tune=dataclasses.replace(tune, max_trials=budget))
 
@@ -259,7 +262,7 @@ def extended(
 
 
 def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
-  """Yields the variants of a sweep at their tuned values.
+  """Yields the variants of a sweep at their tuned values, each with the seeds that run there, in order.
 
   Raises:
     UserError: a variant was not tuned.
@@ -268,7 +271,15 @@ def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
     choice = tuning.of(arm.variant, arm.plain_point)
     if choice is None:
       raise UserError(f"variant '{arm.title}' was not tuned: run `t2x sweep {sweep.file}` first")
-    yield arm.at(choice.parameter, choice.chosen)
+    tuning_seeds = itertools.cycle(sweep.tuning_seeds_of(arm.variant))
+    chosen = [
+      (choice.values[str(by)], seed, by)
+      for seed, by in zip(sweep.seeds_of(arm.variant), tuning_seeds, strict=False)
+    ]
+    for value, members in itertools.groupby(chosen, operator.itemgetter(0)):
+      yield dataclasses.replace(
+        arm.at(choice.parameter, value), seeds={seed: by for _, seed, by in members}
+      )
 
 
 def _tune(sweep: Sweep) -> Tune:

@@ -17,7 +17,7 @@ from t2x.sweeps.records import (
   write_outcome,
   write_plan,
 )
-from t2x.sweeps.stages import confirm_stage
+from t2x.sweeps.stages import confirm_stages
 from t2x.sweeps.sweep import read_sweep
 
 TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
@@ -69,7 +69,7 @@ def test_only_the_points_at_which_a_variant_is_a_candidate_run_again(sweep_file,
     ['Sweep.seeds=5'],
   )
   finish(tmp_path / 'study', make_plan(sweep)[0])
-  stage = confirm_stage(sweep, tmp_path, None, None)
+  (stage,) = confirm_stages(sweep, tmp_path, None, None)
   cells = [(t.variant, t.point['Stack.num_layers'], t.seed) for t in stage.plan.trials]
   assert cells == [(name, 2, seed) for name in ('gelu', 'relu') for seed in range(5, 10)]
   assert (stage.plan.name, stage.plan.max_seeds) == ('study-confirm', None)
@@ -91,7 +91,8 @@ def test_many_candidates_keep_the_seeds_of_the_baseline(
   names = ['gelu', *rates][: 1 + others]
   trials = tuple(trial for trial in plan.trials if trial.variant in names)
   finish(tmp_path / 'study', dataclasses.replace(plan, trials=trials))
-  confirmed = confirm_stage(sweep, tmp_path, None, seeds).plan.trials
+  (stage,) = confirm_stages(sweep, tmp_path, None, seeds)
+  confirmed = stage.plan.trials
   counts = collections.Counter(trial.variant for trial in confirmed)
   assert counts == dict.fromkeys(names, seeds) | {'gelu': of_baseline}
   assert min(trial.seed for trial in confirmed) == 20
@@ -104,10 +105,10 @@ def test_nothing_to_confirm_is_an_error(sweep_file, tmp_path):
   plan, _ = make_plan(sweep)
   finish(tmp_path / 'study', plan)
   with pytest.raises(UserError, match='no variant helps or hurts'):
-    confirm_stage(sweep, tmp_path, None, None)
+    next(confirm_stages(sweep, tmp_path, None, None))
   (tmp_path / 'trials' / plan.trials[0].folder / 'trial.json').unlink()
   with pytest.raises(UserError, match=r'9 of 10 trials ended.*before --confirm'):
-    confirm_stage(sweep, tmp_path, None, None)
+    next(confirm_stages(sweep, tmp_path, None, None))
 
 
 def test_an_engine_runs_the_trials_of_the_confirmation(sweep_file, tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ TUNE = """  tune = @Tune()
 Tune:
   parameter = 'Cosine.peak'
   values = [1e-5, 3e-2]
-  seeds = 1
 
 Cosine.peak = 3e-2
 Trainer:
@@ -94,7 +93,7 @@ def check(out, capsys):
   text = (out / 'study' / 'report.md').read_text()
   assert '| slow | Cosine.peak | 1e-05 | 0.03 |' in text and '| hurts |' in text
   # Three seeds at each value: the variant shares the trials of the baseline when it is tuned.
-  assert len([*out.glob('trials/*/trial.json')]) == 3 + 3 + 3
+  assert len([*out.glob('trials/*/trial.json')]) == 9 + 3 + 3
 
 
 @pytest.mark.nightly
@@ -108,11 +107,11 @@ def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys
   interrupt(2)
   code, printed = run()
   # After the tuning and its extension, before the first trial of the result.
-  assert code == 75 and 'study-tune: 2 finished\nstages:' in printed.out
-  assert 'study-tune: 3 finished\n' in printed.out
+  assert code == 75 and 'study-tune: 6 finished\nstages:' in printed.out
+  assert 'study-tune: 9 finished\n' in printed.out
   assert 'run the same command to resume' in printed.err
   before = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
-  assert len(before) == 3
+  assert len(before) == 9
   interrupt(1)
   assert run()[0] == 75  # Before the first trial at the own values.
   partial = report(out / 'study', capsys)
@@ -138,7 +137,7 @@ def test_groups_of_each_stage_run_as_job_arrays(run, fake, tmp_path, monkeypatch
   assert f'groups of study-tune: t2x sweep {tmp_path}/study.gin --stage tune --group I' in lines
   assert run('--group', '0')[0] == 2, 'the values are not known yet'
   code, printed = run('--group', '0', '--stage', 'tune')
-  assert code == 0 and 'study-tune: 2 finished' in printed.out
+  assert code == 0 and 'study-tune: 6 finished' in printed.out
   # Both values have ended, and the larger one is the best.
   assert run('--groups')[1].out.splitlines()[-1] == 'groups to run: 0'
   assert run('--group', '0', '--stage', 'tune')[0] == 0
@@ -147,14 +146,14 @@ def test_groups_of_each_stage_run_as_job_arrays(run, fake, tmp_path, monkeypatch
   assert 'slow     Cosine.peak' in printed.out
   code, printed = run('--dry-run')
   assert code == 0 and '3 of 3 trials to run, 1 programs to compile' in printed.out
-  assert 'study-tune: 3 finished' in printed.out
+  assert 'study-tune: 9 finished' in printed.out
 
 
 def test_verdicts_are_withheld_if_the_budget_ends_at_an_edge(
   run, fake, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(InProcess, 'run', fake)
-  code, printed = run('--gin.Tune.max_trials=2')
+  code, printed = run('--gin.Tune.max_trials=6')
   assert code == 0
   assert printed.out.splitlines()[-3:] == [
     'gelu is not tuned: the best Cosine.peak is the largest tried (0.03)',
@@ -241,7 +240,11 @@ def test_bindings_after_a_report_make_the_next_one_exploratory(
   ('arguments', 'message'),
   [
     (('--stage', 'tune'), '--stage tune has no effect without --group'),
-    (('--stage', 'tune', '--confirm', '--group', '0'), '--stage tune has no effect'),
+    (('--stage', 'untuned', '--confirm', '--group', '0'), '--stage untuned has no effect with'),
+    (
+      ('--stage', 'tune', '--confirm', '--group', '0'),
+      'study-confirm-tune has no sweep.json: run `t2x sweep',
+    ),
     (('--seeds', '4'), '--seeds has no effect without --confirm: use --gin.Sweep.seeds=N'),
     (('--seeds', '4', '--confirm', '--group', '0'), '--seeds has no effect with --group'),
     (('--group', '0', '--stage', 'untuned'), 'study-untuned has no sweep.json'),

@@ -1,5 +1,7 @@
 """Plans of the stages of a tuned sweep."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,8 @@ from t2x.experiments import read_config
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table, tuning_table
 from t2x.sweeps.records import Outcome, write_outcome, write_plan
-from t2x.sweeps.stages import confirm_stage, stages
+from t2x.sweeps.report import read_results
+from t2x.sweeps.stages import confirm_stages, stages
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.tune import FIRST_SEED, write_tuning
 from t2x.sweeps.tuning import plan_tuning
@@ -73,6 +76,8 @@ def test_stages_tune_then_compare_with_fresh_seeds(stages_of, tmp_path):
   assert (tune.tuning, result.tuning, untuned.tuning) == ('trials', 'tuned', 'untuned')
   assert {trial.seed for trial in tune.trials} == {FIRST_SEED, FIRST_SEED + 1}
   assert {trial.seed for trial in (*result.trials, *untuned.trials)} == {0, 1}
+  assert {(t.seed, t.tuned_by) for t in result.trials} == {(i, FIRST_SEED + i) for i in range(2)}
+  assert {trial.tuned_by for trial in (*tune.trials, *untuned.trials)} == {None}
   # relu is best at the largest value, so that all variants got one more.
   assert len(tune.trials) == 3 * 4 * 2 and len(result.trials) == len(untuned.trials) == 3 * 2
   chosen = {c.variant: (c.own, c.chosen, c.edge) for c in plans['study'].tuning.choices}
@@ -149,16 +154,50 @@ def test_every_point_of_the_grid_is_tuned_and_matched(tuned, tmp_path):
       assert 'at the edge' not in tuning_table(stage.tuning), '1e-4 and 0.09 were added'
 
 
-def test_halving_plans_one_round_after_another(tuned, tmp_path):
-  best = {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-3}
-  sweep = tuned('Tune.keep=0.5', 'Tune.seeds=3')
-  counts = []
-  for stage in stages(sweep, tmp_path, None):
-    finish(tmp_path, stage.plan, distance(best))
-    counts.append((stage.plan.name, len(stage.plan.trials)))
-  # 3e-2 is at the edge: the first round gets a fourth value, which the second one does not keep.
-  assert counts[:4] == [('study-tune', 9), ('study-tune', 15), ('study-tune', 12), ('study', 6)]
-  assert 'study-tune with at most 10 trials' in stage.notes[0], 'gelu and low share theirs'
+def seeds_at(best):
+  """A loss whose minimum is at a value of each seed; comparison seeds have any."""
+  return lambda trial: abs(trial.tuned['Cosine.peak'] - best.get(trial.seed, 0.0))
+
+
+def test_each_seed_runs_at_the_value_that_its_tuning_seed_chose(tuned, tmp_path):
+  best = {FIRST_SEED + i: value for i, value in enumerate([1e-2, 1e-2, 1e-3, 3e-2, 1e-2])}
+  sweep = tuned('Sweep.seeds=5')
+  tune, result, *_ = (
+    finish(tmp_path, stage.plan, seeds_at(best)) or stage
+    for stage in itertools.islice(stages(sweep, tmp_path, None), 2)
+  )
+  # 45 trials without those that low shares with gelu, 15 of the comparison.
+  tuning, comparison = tune.notes[0].splitlines()[1:]
+  assert tuning.startswith('  tuning: study-tune, 30 trials with 5 tuning seeds (up to 60 if')
+  assert comparison.startswith(
+    '  comparison: study, 15 trials at the tuned values; study-untuned, 15'
+  )
+  assert [(t.seed, t.tuned_by, t.tuned['Cosine.peak']) for t in result.plan.trials[:5]] == [
+    (i, FIRST_SEED + i, best[FIRST_SEED + i]) for i in range(5)
+  ]
+  assert 'Cosine.peak 0.01 0.001 (1), 0.01 (3), 0.03 (1)' in ' '.join(result.notes[1].split())
+
+
+def test_fewer_tuning_seeds_choose_for_blocks_of_seeds(tuned, tmp_path):
+  best = {FIRST_SEED: 1e-2, FIRST_SEED + 1: 1e-3, FIRST_SEED + 2: 3e-2}
+  for stage in itertools.islice(stages(tuned('Sweep.seeds=5', 'Tune.seeds=3'), tmp_path, None), 2):
+    finish(tmp_path, stage.plan, seeds_at(best))
+  assert [(t.seed, t.tuned_by - FIRST_SEED) for t in stage.plan.trials[:5]] == [
+    (0, 0), (1, 1), (2, 2), (3, 0), (4, 1)
+  ]  # fmt: skip
+  assert [t.tuned['Cosine.peak'] for t in stage.plan.trials[:5]] == [1e-2, 1e-3, 3e-2, 1e-2, 1e-3]
+  few = next(stages(tuned('Sweep.seeds=5', 'Tune.seeds=2'), tmp_path / 'few', None))
+  assert 'no verdicts: they need 3 tuning seeds; increase Tune.seeds' in few.notes[0]
+
+
+def test_further_seeds_of_the_baseline_are_tuned_too(tuned, tmp_path):
+  rates = {f'v{i}': {'MLP.hidden_dim': 33 + i} for i in range(7)}
+  sweep = tuned('Sweep.baseline_seeds=4', variants=str({'gelu': {}} | rates))
+  for stage in itertools.islice(stages(sweep, tmp_path, None), 2):
+    finish(tmp_path, stage.plan, distance(dict.fromkeys(sweep.variants, 1e-2)))
+  found = {t.seed: t.tuned_by for t in stage.plan.trials if t.variant == 'gelu'}
+  assert found == {i: FIRST_SEED + i for i in range(4)}
+  assert len(stage.plan.trials) == 4 + 7 * 2
 
 
 def end_of(sweep, folder, best):
@@ -225,24 +264,36 @@ def test_trials_of_both_values_are_in_the_table(tuned, tmp_path):
   assert 'MLP.activation = @relu; Cosine.peak = 0.03' in table
 
 
-@pytest.mark.nightly
-def test_candidates_are_confirmed_at_their_tuned_values(tuned, tmp_path):
+def test_candidates_are_tuned_again_and_confirmed_with_fresh_seeds(tuned, tmp_path):
   sweep = tuned('Sweep.seeds=5')
 
   def loss(trial):
     noise = np.random.default_rng([trial.seed, len(trial.changes)]).normal()
     return 3 + distance(BEST)(trial) + 0.01 * noise - (trial.variant == 'relu')
 
-  for stage in stages(sweep, tmp_path, None):
-    finish(tmp_path, stage.plan, loss)
-    write_plan(tmp_path / stage.plan.name, stage.plan)
-    if stage.tuning:
-      write_tuning(tmp_path / 'study', stage.tuning)
-  stage = confirm_stage(sweep, tmp_path, None, 3)
-  assert {trial.seed for trial in stage.plan.trials} == {5, 6, 7}
-  values = {trial.variant: trial.tuned['Cosine.peak'] for trial in stage.plan.trials}
-  assert values == {'gelu': 1e-2, 'relu': 3e-2}
-  assert (stage.plan.name, stage.plan.tuning) == ('study-confirm', 'none')
+  def run(found):
+    for stage in found:
+      finish(tmp_path, stage.plan, loss)
+      write_plan(tmp_path / stage.plan.name, stage.plan)
+      if stage.tuning:
+        write_tuning(tmp_path / stage.plan.name, stage.tuning)
+      yield stage
+
+  *_, untuned = run(stages(sweep, tmp_path, None))
+  assert untuned.is_last
+  *tunings, result = run(confirm_stages(sweep, tmp_path, None, 3))
+  assert {stage.plan.name for stage in tunings} == {'study-confirm-tune'}
+  assert {stage.name for stage in tunings} == {'confirm-tune'} and not tunings[0].is_last
+  trials = result.plan.trials
+  assert (result.name, result.plan.name, result.is_last) == ('confirm', 'study-confirm', True)
+  assert {(t.seed, t.tuned_by) for t in trials} == {(5 + i, FIRST_SEED + 5 + i) for i in range(3)}
+  assert {trial.variant for trial in trials} == {'gelu', 'relu'}
+  assert {t.seed for t in tunings[0].plan.trials} == {FIRST_SEED + i for i in (5, 6, 7)}
+  assert tunings[0].notes[0].splitlines()[2] == (
+    '  comparison: study-confirm, 6 trials at the tuned values'
+  )
+  verdicts = {row.variant: row.verdict for row in read_results(tmp_path / 'study-confirm').rows}
+  assert verdicts == {'gelu': 'baseline', 'relu': 'helps'}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +309,10 @@ def test_candidates_are_confirmed_at_their_tuned_values(tuned, tmp_path):
     (('Tune.values=[1, 2, 1.0]',), 'Tune.values contains 1 twice'),
     (('Tune.seeds=0',), 'Tune.seeds must be at least 1'),
     (('Tune.keep=0',), 'Tune.keep must be above 0 and at most 1'),
-    (('Tune.keep=0.5', 'Tune.seeds=1'), 'Tune.keep = 0.5 has no effect with Tune.seeds = 1'),
+    (('Tune.keep=0.5',), 'Tune.keep = 0.5: each tuning seed chooses from all values'),
+    (('Tune.seeds=3',), 'Tune.seeds = 3 is larger than the number of seeds, 2'),
+    (('Tune.first_tuning_seed=3',), "Tune has no parameter 'first_tuning_seed'"),
+    (('Sweep.first_tuning_seed=3',), "Sweep has no parameter 'first_tuning_seed'"),
     (('Tune.parameter="Trainer.seed"',), 'Tune.parameter binds Trainer.seed: set Sweep.seeds'),
     (('Tune.parameter=" "',), "Tune.parameter: ' ' cannot be used as a name"),
     (('Sweep.grid={"Cosine.peak": [1, 2]}',), "Tune.parameter = 'Cosine.peak' is also in Sweep.grid"),

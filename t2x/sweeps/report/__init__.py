@@ -44,8 +44,8 @@ def write_report(
       write_atomically(folder / name, text.encode())
     except OSError as error:
       raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
-  if results.ended:
-    record_look(folder, results.plan)
+  if results.judged is not None:
+    record_look(folder, results.judged)
   return [folder / name for name in files]
 
 

@@ -1,10 +1,11 @@
 """Records the reports of a sweep (looks), and corrects the verdicts of later ones.
 
-Adding seeds because a result was not significant, and testing again at the same level, declares differences
+A report has verdicts when all planned trials have ended: finished, diverged or failed. Looking before, or
+adding seeds because a result was not significant, and testing again at the same level, declares differences
 too often. With `Sweep.max_seeds`, the level is divided among the looks by alpha spending (Lan and DeMets
 1983, https://doi.org/10.1093/biomet/70.3.659) with the function of O'Brien and Fleming: little is spent on
 early looks. Each look has the level that the function adds since the last look, which bounds the error of all
-looks together.
+looks together. A partial report then judges the seeds with which all variants have ended.
 
 Without `Sweep.max_seeds`, and after any other change of what decides the verdicts (variants, metric, margin, tuned
 values), the first look has the full level. Later looks are exploratory, and corrected for the comparisons of all looks.
@@ -15,7 +16,7 @@ import datetime
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from scipy import stats
@@ -44,10 +45,10 @@ _NO_SETTINGS = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-  """A report of a sweep of which at least one trial had ended.
+  """A report of a sweep with verdicts.
 
   Attributes:
-    seeds: seeds of its variants.
+    seeds: seeds of its variants that were judged.
     max_seeds: `Sweep.max_seeds` at the time.
     date: UTC time of the first such report.
     baseline_seeds: seeds of the baseline if it has others (`Sweep.baseline_seeds`); () if not.
@@ -91,11 +92,13 @@ class Level:
     alpha: probability of any wrong verdict.
     number: number of the look, from 1.
     exploratory: why the verdicts are exploratory; '' if they are not.
+    seeds: number of seeds that are judged.
   """
 
   alpha: float = ALPHA
   number: int = 1
   exploratory: str = ''
+  seeds: int = dataclasses.field(default=0, compare=False)
 
   @property
   def confidence(self) -> str:
@@ -114,8 +117,8 @@ class Level:
     if self.number == 1 and math.isclose(self.alpha, ALPHA):
       return f'One look, with all {plan.max_seeds} seeds of Sweep.max_seeds: level {ALPHA:g}.'
     return (
-      f'Look {self.number} of a sweep that is planned for {plan.max_seeds} seeds: level '
-      f"{self.alpha:.4f} by alpha spending (O'Brien and Fleming), {ALPHA:g} for all looks together."
+      f'Look {self.number} of a sweep that is planned for {plan.max_seeds} seeds: level {self.alpha:.4f} for '
+      f"{self.seeds} seeds by alpha spending (O'Brien and Fleming), {ALPHA:g} for all looks together."
     )
 
 
@@ -132,8 +135,33 @@ def read_looks(folder: Path) -> list[Look]:
     return []
 
 
+def judged(plan: Plan, ended: Sequence[bool]) -> Plan | None:
+  """Returns the part of a plan that a report may judge; None before all trials have ended.
+
+  With `Sweep.max_seeds`, which spends the level, that are the seeds with which all variants have ended.
+
+  Args:
+    plan: the plan.
+    ended: whether each of its trials has ended.
+  """
+  if all(ended):
+    return plan
+  unfinished = {trial.seed for trial, done in zip(plan.trials, ended, strict=True) if not done}
+  seeds = {trial.seed for trial in plan.trials if trial.variant != plan.baseline}
+  complete = seeds - unfinished
+  # Further seeds of the baseline are part of every comparison.
+  of_baseline = {trial.seed for trial in plan.trials} - seeds
+  if plan.max_seeds is None or not complete or of_baseline & unfinished:
+    return None
+  return _with_seeds(plan, complete | of_baseline)
+
+
+def _with_seeds(plan: Plan, seeds: Collection[int]) -> Plan:
+  return dataclasses.replace(plan, trials=tuple(t for t in plan.trials if t.seed in seeds))
+
+
 def record_look(folder: Path, plan: Plan) -> None:
-  """Appends a look at a plan to looks.json, unless it repeats a recorded one."""
+  """Appends a look at a plan, or at the judged part of one, to looks.json, unless it repeats a recorded one."""
   looks, look = read_looks(folder), look_of(plan)
   if any(look.repeats(other) for other in looks):
     return
@@ -143,19 +171,20 @@ def record_look(folder: Path, plan: Plan) -> None:
 
 
 def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
-  """Returns the level of the look at a plan, given all recorded looks."""
+  """Returns the level of the look at a plan, or at the judged part of one, given all recorded looks."""
   own = look_of(plan)
   recorded = [own.repeats(look) for look in looks]
   before = looks[: recorded.index(True)] if any(recorded) else looks
-  number = len(before) + 1
-  if reason := _exploratory(own, before):
+  number, count = len(before) + 1, len(own.seeds)
+  if reason := _exploratory(plan, own, before):
     # Looks of older versions have an unknown number of comparisons.
     of_all = own.comparisons + sum(look.comparisons or own.comparisons for look in before)
-    return Level(ALPHA * own.comparisons / of_all if of_all else ALPHA, number, reason)
+    alpha = ALPHA * own.comparisons / of_all if of_all else ALPHA
+    return Level(alpha, number, reason, count)
   if plan.max_seeds is None or not own.seeds:
-    return Level(number=number)
+    return Level(number=number, seeds=count)
   spent = max((_spent(len(look.seeds), plan.max_seeds) for look in before), default=0.0)
-  return Level(_spent(len(own.seeds), plan.max_seeds) - spent, number)
+  return Level(_spent(count, plan.max_seeds) - spent, number, seeds=count)
 
 
 def look_of(plan: Plan) -> Look:
@@ -180,17 +209,29 @@ def look_of(plan: Plan) -> Look:
 
 
 def _hash(trials: Iterable[Trial]) -> str:
-  """Hashes the resolved configs of trials and their points of the grid, in any order and for any seeds."""
-  cells = {json.dumps([trial.point, trial.identity], sort_keys=True) for trial in trials}
+  """Hashes the resolved configs of trials and their points of the grid, in any order and for any seeds.
+
+  Tuned values are results, which differ between the seeds: they are hashed with the seed.
+  """
+  cells = {
+    json.dumps(
+      [trial.point, trial.identity, *([] if trial.tuned_by is None else [trial.seed])],
+      sort_keys=True,
+    )
+    for trial in trials
+  }
   return hashlib.sha256('\n'.join(sorted(cells)).encode()).hexdigest()[:12]
 
 
-def _exploratory(own: Look, before: Sequence[Look]) -> str:
+def _exploratory(plan: Plan, own: Look, before: Sequence[Look]) -> str:
   count = len(own.seeds)
   if own.max_seeds is not None and count > own.max_seeds:
     return f'{count} seeds are more than Sweep.max_seeds = {own.max_seeds}'
   for look in before:
-    if changes := own.changes(look):
+    # Seeds that were added are no change.
+    seeds = {*look.seeds, *look.baseline_seeds}
+    same = look_of(_with_seeds(plan, seeds)) if seeds < {t.seed for t in plan.trials} else own
+    if changes := same.changes(look):
       return f'{" and ".join(changes)} changed after the report of {look.date}'
   if not before:
     return ''

@@ -22,6 +22,7 @@ from t2x.sweeps.report.summary import (
   stability,
 )
 from t2x.sweeps.report.tuning import tuning_data
+from t2x.sweeps.tune import FEWEST_SEEDS
 from t2x.sweeps.two_way import FEWEST
 
 _METHOD = (
@@ -67,10 +68,13 @@ _UNTUNED = 'Every variant has its own value of the tuned parameter. The verdicts
 
 _TUNED = (
   'Every variant was trained with each value and the tuning seeds {seeds}, which the comparison does not use. '
-  'The tuned value has the best mean; values that diverged rank last. If it is the smallest or the largest tried, '
-  'a value beyond it may be better, and verdicts that it takes part in are withheld: add values, or increase '
-  'Tune.max_trials. The verdicts of this report are those after tuning. Those before '
-  'tuning compare every variant at its own value with the same seeds{untuned}.'
+  'Each tuning seed chose the value of one seed of the comparison, or of a block of seeds whose mean counts once, so that '
+  'the intervals contain the noise of the choice: verdicts are about the expected result of tuning and training '
+  'together, by which a variant that is harder to tune is worse. If the value with the best mean over all tuning seeds is '
+  'the smallest or the largest tried, a value beyond it may be better, and verdicts that it takes part in are withheld: '
+  'add values, or increase Tune.max_trials; values with diverged or failed seeds rank last. Verdicts are also withheld '
+  'with fewer than {fewest} tuning seeds, and where an older version chose one value for all seeds. The verdicts of this '
+  'report are those after tuning. Those before tuning compare every variant at its own value with the same seeds{untuned}.'
 )
 
 _COSTS_METHOD = (
@@ -232,11 +236,11 @@ def _tuning(results: Results) -> str:
     return ''
   seeds = data['seeds']
   untuned = f' ({data["untuned"]})' if data['untuned'] else ', which are not planned yet'
-  text = _TUNED.format(seeds=f'{seeds[0]} to {seeds[-1]}', untuned=untuned)
+  text = _TUNED.format(seeds=f'{seeds[0]} to {seeds[-1]}', fewest=FEWEST_SEEDS, untuned=untuned)
   signed = f'+.{decimals(results)}f'
   verdicts, curves = [], []
   for row in data['rows']:
-    cells = [row['label'], row['parameter'], f'{row["own"]:g}', f'{row["chosen"]:g}']
+    cells = [row['label'], row['parameter'], f'{row["own"]:g}', row['tuned']]
     edge = f'the {row["edge"]} value' if row['edge'] else ''
     for side in (row['before'], row['after']):
       cells += [_number(side['difference'], signed), side['verdict']] if side else ['', '']
@@ -245,7 +249,7 @@ def _tuning(results: Results) -> str:
       interval = '' if item['low'] is None else f'{item["low"]:.5g} to {item["high"]:.5g}'
       lost = item['diverged'] + item['failed']
       cells = [row['label'], f'{item["value"]:g}', _number(item['mean'], '.5g'), interval]
-      curves.append([*cells, str(item['n']), str(lost or '')])
+      curves.append([*cells, str(item['n']), str(item['chosen_by'] or ''), str(lost or '')])
   header = ['variant', 'parameter', 'own', 'tuned', 'before', 'verdict before', 'after']
   header += ['verdict after', 'at the edge']
   curve = [
@@ -254,9 +258,10 @@ def _tuning(results: Results) -> str:
     f'mean {data["metric"]}',
     '95 % interval',
     'seeds',
+    'chosen by',
     'diverged or failed',
   ]
-  tables = _table(header, verdicts, 'llrrrlrll'), _table(curve, curves, 'lrrrrr')
+  tables = _table(header, verdicts, 'llrrrlrll'), _table(curve, curves, 'lrrrrrr')
   return '\n\n'.join(['## Tuning', _text(text), *tables])
 
 

@@ -149,11 +149,11 @@ function sensitivity() {
   drawLines(byId('sensitivity'), all, {
     xAxis: { range: extent(values, 0.04, log), name: `${tunedParameters.length === 1 ? tunedParameters[0] : 'tuned value'}${log ? ' (log scale)' : ''}`, log },
     yName: `mean ${data.metric} (${better})`, empty: 'No tuning trial has finished.',
-    text: `${data.metric} against ${tunedParameters.join(', ')}; tuned values: ${rows.map((row) => `${row.label} ${short(row.chosen)}`).join('; ')}`,
+    text: `${data.metric} against ${tunedParameters.join(', ')}; tuned values: ${rows.map((row) => `${row.label} ${row.tuned}`).join('; ')}`,
     pick: (curve) => pick(curve.index),
-    lines: (curve, _, at) => [curve.label, `${rows[curve.index].parameter} = ${short(at.x, 4)}${at.dot ? ' (tuned value)' : ''}`,
+    lines: (curve, _, at) => [curve.label, `${rows[curve.index].parameter} = ${short(at.x, 4)}${at.dot ? ' (best mean)' : ''}`,
       `${data.metric} ${fixed(at.value)}${isNumber(at.low) ? `, 95 %: ${interval(at.low, at.high, fixed)}` : ''}`,
-      `${at.n} ${at.n === 1 ? 'seed' : 'seeds'}${at.diverged ? `, ${at.diverged} diverged` : ''}`],
+      `${at.n} ${at.n === 1 ? 'seed' : 'seeds'}${at.diverged ? `, ${at.diverged} diverged` : ''}, chosen by ${at.chosen_by}`],
   });
 }
 

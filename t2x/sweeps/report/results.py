@@ -12,13 +12,14 @@ from t2x.base.errors import UserError
 from t2x.base.json_files import Damaged
 from t2x.run_folder.lines import Lines, RunLines, run_lines
 from t2x.sweeps.comparisons import Comparison, Sample, compare
+from t2x.sweeps.differences import block_means
 from t2x.sweeps.examples import read_examples
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
-from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
+from t2x.sweeps.report.looks import Level, Look, judged, level_of, read_looks
 from t2x.sweeps.report.sources import accepted_trials, mixed_sources
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
-from t2x.sweeps.tune import Tuning, read_tuning
+from t2x.sweeps.tune import FEWEST_SEEDS, Tuning, read_tuning
 
 ENDED = ('finished', 'diverged', 'failed')
 # Costs for the comparison with quality and for Pareto fronts, and their names in reports.
@@ -118,6 +119,7 @@ class Results:
     lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
     damaged: one message for each damaged file of a trial.
     level: level of the verdicts.
+    judged: the part of the plan that has verdicts; None if there are none yet.
     looks: recorded looks, the first one first.
     tuning: tuned values of the variants; None without tuning.
     untuned: results at the variants' own values; None without tuning, or before they were planned.
@@ -131,6 +133,7 @@ class Results:
   lines: Mapping[Path, RunLines]
   damaged: Sequence[str]
   level: Level = Level()
+  judged: Plan | None = None
   looks: Sequence[Look] = ()
   tuning: Tuning | None = None
   untuned: 'Results | None' = None
@@ -198,22 +201,33 @@ def read_results(folder: Path) -> Results:
       f'{folder} has tuning trials, which have no verdicts: `t2x report {result}` reports the tuned sweep'
     )
   looks = read_looks(folder)
-  results = dataclasses.replace(_read(folder, plan, level_of(plan, looks)), looks=looks)
+  results = dataclasses.replace(_read(folder, plan, looks), looks=looks)
   if plan.tuning != 'tuned':
     return results
   untuned, own = None, folder.with_name(f'{folder.name}-untuned')
   if (own / 'sweep.json').exists():
-    # Verdicts at the same level.
-    untuned = _read(own, read_plan(own), results.level)
+    untuned = _read(own, read_plan(own), looks, results.level)
   tuning = read_tuning(folder)
   rows = [
-    row.without_verdict(tuning.problem_of(row.variant, plan.baseline, results.points[row.point]))
+    row.without_verdict(
+      _choice_problem(row.entries)
+      or tuning.problem_of(row.variant, plan.baseline, results.points[row.point])
+    )
     for row in results.rows
   ]
   return dataclasses.replace(results, tuning=tuning, untuned=untuned, rows=rows)
 
 
-def _read(folder: Path, plan: Plan, level: Level) -> Results:
+def _choice_problem(entries: Sequence[Entry]) -> str:
+  """Returns why the noise of the tuned values is unknown; '' if it is known."""
+  seeds = {entry.trial.tuned_by for entry in entries}
+  if None in seeds:
+    return 'one value was tuned for all seeds'
+  return f'fewer than {FEWEST_SEEDS} tuning seeds' if len(seeds) < FEWEST_SEEDS else ''
+
+
+def _read(folder: Path, plan: Plan, looks: Sequence[Look], level: Level | None = None) -> Results:
+  """Reads the trials of a plan; `level` is that of the verdicts, if it does not follow from the looks."""
   damaged: list[str] = []
   trials = folder.parent / 'trials'
   entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
@@ -224,6 +238,8 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     if entry.folder.name
   }
   entries = _add_times(entries, {folder: timing for folder, (_, timing) in lines.items()})
+  part = judged(plan, [entry.status in ENDED for entry in entries])
+  level = level or (Level() if part is None else level_of(part, looks))
   keys = [*dict.fromkeys(_key(trial.point) for trial in plan.trials)]
   points = [json.loads(key) for key in keys]
   cells: dict[tuple[int, str], list[Entry]] = {}
@@ -235,12 +251,22 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     for variant in plan.variants
     if (point, variant) in cells
   ]
-  # The first variant of each config.
-  first: dict[tuple[int, str], str] = {}
+  # The first variant of each config, or of the configs at its tuned values.
+  first: dict[tuple[int, frozenset[str]], str] = {}
   for point, variant in order:
-    first.setdefault((point, cells[point, variant][0].trial.identity), variant)
+    first.setdefault((point, _identities(cells[point, variant])), variant)
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
-  verdicts = _compare(plan, samples, level)
+  if part is None:
+    ended = sum(entry.status in ENDED for entry in entries)
+    nothing = Comparison(pairs=0).without_verdict(f'{ended} of {len(entries)} trials have ended')
+    units, verdicts = samples, {cell: nothing for cell in order if cell[1] != plan.baseline}
+  else:
+    seeds = {trial.seed for trial in part.trials}
+    units = {
+      cell: _sample([e for e in cells[cell] if e.trial.seed in seeds], plan.metric, by_choice=True)
+      for cell in order
+    }
+    verdicts = _compare(plan, units, level)
   rankings = [
     ranking(
       {variant: samples[at, variant].values for at, variant in order if at == point}, plan.goal
@@ -250,9 +276,9 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   rows = []
   for (point, variant), sample in samples.items():
     own, verdict = cells[point, variant], verdicts.get((point, variant))
-    equal = first[point, own[0].trial.identity]
+    equal = first[point, _identities(own)]
     name = {variant: '', plan.baseline: 'the baseline'}.get(equal, equal)
-    note = _note(verdict, own, name if own[0].trial.identity else '', len(sample.values))
+    note = _note(verdict, own, name if own[0].trial.identity else '', units[point, variant])
     summary, ranks = summarise(list(sample.values.values())), rankings[point].ranks.get(variant)
     row = Row(variant, point, tuple(own), summary, verdict, _costs(own), {}, ranks, note)
     if verdict is not None:
@@ -261,7 +287,8 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     rows.append(row)
   rows = _add_fronts(rows, plan)
   curves = {folder: metrics for folder, (metrics, _) in lines.items()}
-  return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)], level)
+  damaged = [*dict.fromkeys(damaged)]
+  return Results(plan, points, entries, rows, rankings, curves, damaged, level, part)
 
 
 def _compare(
@@ -318,19 +345,32 @@ def _key(point: Mapping[str, Any]) -> str:
   return json.dumps(point, sort_keys=True)
 
 
-def _sample(entries: Iterable[Entry], metric: str) -> Sample:
-  entries = list(entries)
-  values, examples = {}, {}
+def _identities(entries: Iterable[Entry]) -> frozenset[str]:
+  return frozenset(entry.trial.identity for entry in entries)
+
+
+def _sample(entries: Iterable[Entry], metric: str, *, by_choice: bool = False) -> Sample:
+  """Returns the results by seed, or by the tuning seed that chose their value, as far as there is one."""
+  values, examples, diverged = {}, {}, set()
+  choices: dict[int, int] = {}
   for entry in entries:
+    seed = entry.trial.seed
+    choices[seed] = seed if entry.trial.tuned_by is None else entry.trial.tuned_by
+    if entry.status == 'diverged':
+      diverged.add(seed)
     if (value := entry.value(metric)) is not None:
-      values[entry.trial.seed] = value
+      values[seed] = value
       if (of_run := read_examples(entry.folder, metric, value)) is not None:
-        examples[entry.trial.seed] = of_run
-  return Sample(values, _seeds(entries, 'diverged'), examples)
+        examples[seed] = of_run
+  unit = 'seed'
+  if by_choice:
+    unit = 'block' if len({*choices.values()}) < len(choices) else 'seed'
+    values, diverged, examples = block_means(choices, values, diverged, examples)
+  return Sample(values, len(diverged), examples, unit)
 
 
 def _note(
-  comparison: Comparison | None, entries: Sequence[Entry], equal: str, finished: int
+  comparison: Comparison | None, entries: Sequence[Entry], equal: str, sample: Sample
 ) -> str:
   """Returns remarks: failed and diverged seeds, seeds without a pair, an equal variant."""
   counts = {status: _seeds(entries, status) for status in ('failed', 'diverged')}
@@ -341,7 +381,9 @@ def _note(
   notes = [texts['failed']] if 'failed' in texts else []
   if equal:
     notes.append(f'same config as {equal}')
-  if 0 < comparison.pairs < finished:
+  if sample.unit == 'block':
+    notes.append(f'{comparison.pairs} blocks of seeds with one tuning seed each')
+  elif 0 < comparison.pairs < len(sample.values):
     notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
   return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
 

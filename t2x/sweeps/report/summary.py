@@ -31,9 +31,14 @@ _MOST_NAMES = 4
 def sentence(results: Results) -> str:
   """Returns the result in a sentence: variants, difference with its interval, verdicts, seeds, budget, caution."""
   compared = [row for row in results.rows if row.comparison is not None]
+  if results.judged is None:
+    return (
+      f'No verdict yet against {_baseline(results)}: {results.ended} of {len(results.entries)} trials have ended; '
+      f'{_seeds(results)}; {matched(results)}.'
+    )
   lead = _single(results, compared[0]) if len(compared) == 1 else _several(results, compared)
   if results.ended < len(results.entries):
-    lead = f'So far, {lead}'
+    lead = f'So far, with {results.level.seeds} seeds, {lead}'
   elif len(compared) != 1:
     lead = lead[0].upper() + lead[1:]
   return f'{lead}; {_seeds(results)}; {matched(results)}{_caution(results, compared)}.'

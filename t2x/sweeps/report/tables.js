@@ -122,7 +122,7 @@ const tunedColumns = [
   variantColumn,
   ...(tunedParameters.length > 1 ? [column('parameter', (row) => row.parameter, null, null)] : []),
   column('own value', (row) => row.own, (value) => short(value)),
-  column('tuned value', (row) => row.chosen, (value) => short(value)),
+  { name: 'tuned values', text: (row) => row.tuned, sort: (row) => row.chosen, kind: 'number' },
   ...['before', 'after'].map((side) => verdictColumn(`${side}: verdict`, (row) => row[side]?.verdict)),
   ...(data.tuning && data.tuning.rows.some(tuningNote) ? [{ name: 'note', text: tuningNote, sort: tuningNote, kind: 'long' }] : []),
   ...['before', 'after'].flatMap((side) => [

@@ -21,7 +21,8 @@ def results_csv(results: Results) -> str:
   """Returns a tidy table: one line per trial and metric, in the order of the plan.
 
   A trial without metrics has one line. Metrics that end in `_per_second` or `seconds` are left out,
-  because they differ between runs. The last column of a tuned sweep has the tuned value.
+  because they differ between runs. The last columns of a tuned sweep have the tuned value, and the tuning seed that
+  chose it.
   """
   lines, tuned = [], results.plan.tuning == 'tuned'
   for entry in results.entries:
@@ -30,13 +31,14 @@ def results_csv(results: Results) -> str:
       _cell(getattr(entry if name == 'num_steps' else entry.trial, name)) for name in PLANNED
     ]
     if tuned:
-      planned.append('; '.join(f'{k} = {v}' for k, v in entry.trial.tuned.items()))
+      values = '; '.join(f'{k} = {v}' for k, v in entry.trial.tuned.items())
+      planned += [values, _cell(entry.trial.tuned_by)]
     metrics: dict[str, Any] = dict(entry.outcome.metrics) if entry.outcome else {}
     items = sorted(m for m in metrics.items() if not m[0].endswith(('_per_second', 'seconds')))
     for name, value in items or [('', '')]:
       lines.append([*_trial(results, entry), entry.reason, name, _cell(value), *planned])
-  header = [*_header(results), 'reason', 'metric', 'value', *PLANNED, *(['tuned'] if tuned else [])]
-  return _csv([header, *lines])
+  header = [*_header(results), 'reason', 'metric', 'value', *PLANNED]
+  return _csv([[*header, *(['tuned', 'tuned_by'] if tuned else [])], *lines])
 
 
 def costs_csv(results: Results) -> str:

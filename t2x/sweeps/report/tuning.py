@@ -13,12 +13,12 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
 
   Returns:
     seeds: tuning seeds.
-    keep: share of the values that each round keeps.
     trials: number of tuning trials.
     untuned: progress of the sweep at the own values, from which `before` is; '' if it was not planned.
-    rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own and chosen value, edge ('',
-      'smallest' or 'largest' of the tried values), note; `curve` with value, mean, low, high (95 % interval), n,
-      diverged and failed for each value in increasing order; `before` and `after` tuning: verdict, difference,
+    rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own value, `chosen` (the best mean
+      over all tuning seeds), `tuned` (the values that the seeds chose, as text), edge ('', 'smallest' or 'largest' of the
+      tried values), note; `curve` with value, mean, low, high (95 % interval), n, diverged, failed and the number of
+      tuning seeds that chose it (`chosen_by`) for each value in increasing order; `before` and `after` tuning: verdict, difference,
       difference_low, difference_high, p, mean, n, diverged. `before` is None as long as no seed has ended.
   """
   tuning = results.tuning
@@ -46,7 +46,6 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
   return {
     'metric': tuning.metric,
     'seeds': [*tuning.seeds],
-    'keep': tuning.keep,
     'trials': tuning.trials,
     'untuned': results.untuned.progress() if results.untuned else '',
     'rows': rows,
@@ -60,9 +59,13 @@ def _row(row: Row, choice: Choice) -> dict[str, Any]:
     'parameter': choice.parameter,
     'own': choice.own,
     'chosen': choice.chosen,
+    'tuned': choice.text,
     'edge': choice.edge,
-    'note': choice.problem if choice.lost else '',
-    'curve': [_curve_point(tried) for tried in choice.tried],
+    'note': choice.problem if choice.lost else choice.note,
+    'curve': [
+      _curve_point(tried) | {'chosen_by': [*choice.values.values()].count(tried.value)}
+      for tried in choice.tried
+    ],
   }
 
 

@@ -239,7 +239,6 @@ def tuning(rows):
   return {
     'seeds': [1000000, 1000001],
     'metric': 'loss',
-    'keep': 0.5,
     'trials': 24,
     'untuned': '12 of 12 trials ended: 12 finished',
     'rows': [
@@ -250,11 +249,12 @@ def tuning(rows):
         'parameter': 'Cosine.peak',
         'own': 1e-3,
         'chosen': values[number % 3],
+        'tuned': f'{values[number % 3]:g}' if number else '0.0003 (1), 0.001 (1)',
         'edge': 'smallest' if number % 3 == 0 else '',
         'note': IMAGE,
         'curve': [
           {'value': value, 'mean': 2.5 - 0.1 * at, 'low': 2.4 - 0.1 * at, 'high': None, 'n': 2,
-           'diverged': at, 'failed': 0}
+           'diverged': at, 'failed': 0, 'chosen_by': at}
           for at, value in enumerate(values)
         ],
         'before': None if number == 2 else {name: row[name] for name in after},

@@ -10,7 +10,7 @@ from scipy import stats
 from t2x.base.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
 from t2x.sweeps.report import read_results, watch, write_report
-from t2x.sweeps.report.looks import Level, Look, level_of, read_looks, record_look
+from t2x.sweeps.report.looks import Level, Look, judged, level_of, look_of, read_looks, record_look
 from t2x.sweeps.report.summary import sentence
 
 
@@ -25,16 +25,101 @@ def look(seeds, max_seeds=None):
   return Look(seeds=tuple(range(seeds)), max_seeds=max_seeds, date='2026-11-23')
 
 
-def test_a_partial_report_is_a_look_once_a_trial_has_ended(sweep):
-  folder = sweep(ended=7)
-  for _ in watch(folder, None):
-    pass
-  (partial,) = read_looks(folder)
-  assert partial.comparisons == 4
-  # The same sweep, continued, is the same look.
-  assert read_results(folder).level == Level()
-  changed = dataclasses.replace(read_plan(folder), metric='accuracy')
-  assert level_of(changed, [partial]).exploratory
+def unfinish(folder, *names):
+  for name in names:
+    (folder.parent / 'trials' / name / 'trial.json').unlink()
+
+
+def test_a_partial_report_has_no_verdict_and_is_no_look(sweep):
+  """Neither the differences nor their tests are shown, with --watch as well."""
+  folder = sweep(ended=24)
+  for results in watch(folder, None):
+    assert results.progress().startswith('24 of 25 trials ended') and results.judged is None
+    compared = [row.comparison for row in results.rows if row.comparison]
+    reasons = {(item.verdict, item.withheld) for item in compared}
+    assert reasons == {('withheld', '24 of 25 trials have ended')}
+    shown = {item.difference for item in compared} | {item.p_corrected for item in compared}
+    assert shown == {None} and {item.low for item in compared} == {None}
+    assert all(row.summary.n for row in results.rows[:3]), 'means and curves are shown'
+    assert sentence(results).startswith(
+      'No verdict yet against the baseline vanilla by loss (lower is better): 24 of 25 trials have ended; '
+    )
+  assert not read_looks(folder)
+  text = (folder / 'report.md').read_text()
+  assert 'Partial report: 24 of 25 trials ended' in text and '| helps |' not in text
+
+
+def test_failed_and_diverged_trials_have_ended(sweep):
+  folder = sweep(diverged=('fixup', 3), failed=('relu', 4))
+  write_report(folder)
+  (only_look,) = read_looks(folder)
+  assert only_look.comparisons == 4 and only_look.seeds == (0, 1, 2, 3, 4)
+  assert {row.verdict for row in read_results(folder).rows} >= {'helps', 'hurts'}
+
+
+def test_with_max_seeds_a_partial_report_judges_the_seeds_with_which_all_variants_have_ended(sweep):
+  folder = sweep(seeds=8, diverged=('', 0), failed=('', 0))
+  plan = dataclasses.replace(read_plan(folder), max_seeds=8)
+  write_plan(folder, plan)
+  # One variant has not ended with seed 2, another with seeds 6 and 7.
+  names = {(trial.variant, trial.seed): trial.folder for trial in plan.trials}
+  unfinish(folder, names['relu', 2], names['fixup', 6], names['fixup', 7])
+  write_report(folder)
+  results = read_results(folder)
+  (first,) = read_looks(folder)
+  assert first.seeds == (0, 1, 3, 4, 5)
+  assert {row.comparison.pairs for row in results.rows if row.comparison} == {5}
+  assert {row.summary.n for row in results.rows} == {6, 7, 8}, 'means and curves are of all seeds'
+  spent = 2 * stats.norm.sf(stats.norm.isf(0.025) / np.sqrt(5 / 8))
+  assert results.level.alpha == pytest.approx(spent)
+  assert 'level 0.0132 for 5 seeds by alpha spending' in results.level.text(plan)
+  assert sentence(results).startswith('So far, with 5 seeds, of 4 variants, geglu helps against')
+  # The same seeds are the same look, and the last one has the rest of the level.
+  write_report(folder)
+  assert read_looks(folder) == [first]
+  last = level_of(plan, [first])
+  assert (last.number, last.exploratory) == (2, '') and last.alpha == pytest.approx(0.05 - spent)
+
+
+def test_further_seeds_of_the_baseline_end_before_a_partial_report_judges(sweep):
+  folder = sweep(seeds=1)
+  one = read_plan(folder).trials[0]
+  others = dataclasses.replace(one, variant='geglu')
+  trials = [dataclasses.replace(trial, seed=seed) for trial in (one, others) for seed in range(5)]
+  more = [dataclasses.replace(one, seed=seed) for seed in range(5, 20)]
+  plan = dataclasses.replace(read_plan(folder), trials=(*trials, *more), max_seeds=5)
+  ended = [True] * len(plan.trials)
+  assert judged(plan, ended) == plan
+  ended[7] = False
+  assert {trial.seed for trial in judged(plan, ended).trials} == {*range(20)} - {2}
+  assert judged(plan, [*ended[:-1], False]) is None
+  assert judged(dataclasses.replace(plan, max_seeds=None), ended) is None
+
+
+def tuned_plan(plan, values, tuned_by=True):
+  """The plan with a tuned value of each seed, which is part of the identity."""
+  trials = [
+    dataclasses.replace(
+      trial,
+      identity=f'{trial.identity}-{values[trial.seed]}',
+      tuned_by=1_000_000 + trial.seed if tuned_by else None,
+    )
+    for trial in plan.trials
+    if trial.seed < len(values)
+  ]
+  return dataclasses.replace(plan, trials=tuple(trials), tuning='tuned')
+
+
+def test_seeds_with_other_tuned_values_are_no_change_and_other_values_of_the_same_seeds_are(sweep):
+  plan = dataclasses.replace(read_plan(sweep(seeds=8)), max_seeds=8)
+  first = dataclasses.replace(look_of(tuned_plan(plan, [1, 1, 3])), date='2026-11-28')
+  added = tuned_plan(plan, [1, 1, 3, 9, 9, 3, 1, 1])
+  assert level_of(added, [first]).exploratory == ''
+  for values in ([1, 3, 1, 9, 9, 3, 1, 1], [1, 1, 1, 9, 9, 3, 1, 1]):
+    reason = level_of(tuned_plan(plan, values), [first]).exploratory
+    assert reason == 'baseline and variants changed after the report of 2026-11-28'
+  # One value for all seeds, by an older version, was another protocol.
+  assert level_of(tuned_plan(plan, [1] * 3, tuned_by=False), [first]).exploratory
 
 
 def test_a_plan_without_results_is_no_look(sweep):

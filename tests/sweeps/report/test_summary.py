@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import read_results
 from t2x.sweeps.report.looks import Look
 from t2x.sweeps.report.markdown import method
@@ -74,10 +75,22 @@ def test_a_sweep_in_which_nothing_is_certain_says_so_once(sweep):
 
 def test_the_sentence_of_a_partial_grid(sweep):
   points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
-  folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, ended=8)
+  folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=4, ended=12)
   text = sentence(read_results(folder))
   assert text.startswith(
-    'So far, of 2 comparisons (1 variant at 2 points of the grid), geglu (num_layers = 2) helps '
+    'No verdict yet against the baseline vanilla by loss (lower is better): 12 of 16 trials '
+  )
+  assert 'helps' not in text and 'cannot tell' not in text
+
+
+def test_the_sentence_of_a_grid_with_failed_trials(sweep, change_trial):
+  points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
+  folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=4)
+  for trial in read_plan(folder).trials[12:]:
+    change_trial(folder, trial.folder, status='failed', metrics={})
+  text = sentence(read_results(folder))
+  assert text.startswith(
+    'Of 2 comparisons (1 variant at 2 points of the grid), geglu (num_layers = 2) helps '
   )
   assert 'for geglu (num_layers = 4) the data cannot tell' in text
 
