@@ -17,7 +17,7 @@ import time
 import numpy as np
 import scipy
 
-from t2x.sweeps.two_way import Contrasts, contrasts, paired, single_level, step_down
+from t2x.sweeps.two_way import Contrasts, contrasts, holm, paired, single_level, step_down
 
 LEVEL = 0.05
 _CHUNK = 250
@@ -82,16 +82,6 @@ def simulate(
   return values
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-  """Returns p-values corrected by Holm's method."""
-  order = np.argsort(p, -1)
-  factors = np.arange(p.shape[-1], 0, -1)
-  corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * factors, -1)
-  result = np.empty_like(p)
-  np.put_along_axis(result, order, corrected, -1)
-  return np.minimum(result, 1)
-
-
 def of_plan(values: np.ndarray) -> Contrasts:
   """Returns the test of the plan: paired t tests or the two-way model."""
   return contrasts(values, values.shape[-2] - 1)[0]
@@ -117,6 +107,7 @@ def one_setting(
   error: sweeps without differences in which any variant is declared different.
   power: detected part of the differences, if a third of the variants differ by 5 standard errors.
   coverage: sweeps in which all simultaneous intervals cover the true difference.
+  printed: the same for the intervals beside the verdicts, with a bound of 0 by stepping down, if a third differ.
   single: part of the intervals without correction that cover it.
   same: sweeps in which any variant is declared the same, if all differ by exactly the margin of 6
     standard errors.
@@ -140,10 +131,17 @@ def one_setting(
       tested = method(values)
       old = name == 'old'
       add(f'error {name}', significant(tested, old).any(-1))
-      add(f'power {name}', significant(method(other), old)[:, ::3])
+      differ = method(other)
+      found = significant(differ, old)
+      add(f'power {name}', found[:, ::3])
     wide = tested.half_width(single_level(tested.shared, LEVEL)[:, None])
     add('coverage', (np.abs(tested.difference) <= wide).all(-1))
     add('single', np.abs(tested.difference) <= tested.half_width(LEVEL))
+    ends = differ.half_width(single_level(differ.shared, LEVEL)[:, None])
+    low, high = differ.difference - ends, differ.difference + ends
+    low = np.where(found & (differ.difference > 0), np.maximum(low, 0), low)
+    high = np.where(found & (differ.difference < 0), np.minimum(high, 0), high)
+    add('printed', ((low <= effect) & (effect <= high)).all(-1))
     narrow = tested.half_width(single_level(tested.shared, 2 * LEVEL)[:, None])
     margin = 6 * scale
     add('same', (np.abs(tested.difference + margin) + narrow <= margin).any(-1))
@@ -161,10 +159,19 @@ def main() -> None:
   )
   args = parser.parse_args()
   header = '| variances | comparisons | seeds | seed effect | error old | error new | power old | power new '
-  print(f'{header}| coverage, all | coverage, single | false `same` |')
-  print('|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|')
+  print(f'{header}| coverage, all | coverage, single | false `same` | coverage, printed |')
+  print(f'|---|{"---:|" * 11}')
   began, worst = time.monotonic(), 0.0
-  names = ('error old', 'error new', 'power old', 'power new', 'coverage', 'single', 'same')
+  names = (
+    'error old',
+    'error new',
+    'power old',
+    'power new',
+    'coverage',
+    'single',
+    'same',
+    'printed',
+  )
   for comparisons in args.comparisons:
     for seeds in args.seeds:
       for effect, pattern in itertools.product(args.seed_effect, PATTERNS):

@@ -18,7 +18,7 @@ from t2x.sweeps.statistics import ALPHA
 BASELINE = 'baseline'
 
 
-def plan_of(variants: list[str], metric: str, seeds: int) -> Plan:
+def plan_of(variants: list[str], metric: str, seeds: int, max_seeds: int | None = None) -> Plan:
   """Returns the plan of a sweep of equal variants."""
   trials = tuple(
     Trial(variant=name, point={}, seed=seed, identity=name, folder=f'{name}-{seed}')
@@ -35,6 +35,7 @@ def plan_of(variants: list[str], metric: str, seeds: int) -> Plan:
     versions={},
     commit='',
     trials=trials,
+    max_seeds=max_seeds,
   )
 
 

@@ -4,7 +4,7 @@ Mean differences of the metric are tested (see t2x.sweeps.differences), with a g
 (t2x.sweeps.learn_or_not), equivalence by two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419),
 and divergence rates by Barnard's exact test. All tests of a sweep are corrected together.
 
-A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
+A comparison without a p-value counts as p = 1. With a margin, a significant difference must reach it to help or hurt.
 Diverged seeds have no value: means and differences are over the seeds that finished. If the divergence rates
 differ, they are compared as well. A variant with a significantly higher rate 'hurts', with a significantly lower
 rate 'helps'. A significant mean difference in the other direction than that of the rates is 'inconclusive', as it
@@ -13,16 +13,16 @@ is a difference between the seeds that survived.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 from t2x.sweeps.differences import DifferenceTest, Sample, mean_tests
-from t2x.sweeps.learn_or_not import SPREAD, seeds_without_guard, smallest_differences
+from t2x.sweeps.learn_or_not import SPREAD, deciding_ranges, exchange_p, seeds_without_guard
 from t2x.sweeps.statistics import ALPHA, Goal
-from t2x.sweeps.two_way import single_level, step_down
+from t2x.sweeps.two_way import holm, informational, single_level, step_down
 
 Verdict = Literal['helps', 'hurts', 'same', 'inconclusive', 'withheld']
 
@@ -39,17 +39,18 @@ class Comparison:
     pairs: number of seeds that finished in both.
     difference: mean of variant - baseline over the pairs, corrected by further seeds of the baseline (see
       t2x.sweeps.two_way); None without pairs.
-    low: lower end of the interval of the difference, simultaneous for all planned comparisons.
+    low: lower end of the single-step interval of the difference, simultaneous for all planned comparisons.
     high: upper end of the interval.
+    by_rates: whether 'helps' or 'hurts' follows from the divergence rates, and not from the mean difference.
     effect: the difference in standard deviations of a paired difference, with Hedges' correction. None
       with fewer than three pairs, or if all differences are equal.
     p: p-value of the test of the plan; None without a test. With different divergence rates, twice the smaller
       one of its p-value and that of Barnard's test.
     p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
     p_other: corrected p-value of the mean difference by the test that the plan did not choose, for information:
-      the paired t test or the two-way model.
-    verdict: 'helps' or 'hurts' if p_corrected is at most the level, 'same' if the difference is smaller than the margin,
-      'withheld' if a reason forbids a verdict, else 'inconclusive'.
+      the plain paired t test with Holm's correction beside the two-way model, else the two-way model.
+    verdict: 'helps' or 'hurts' if p_corrected is at most the level and the difference at least the margin, 'same' if the
+      difference is smaller than the margin, 'withheld' if a reason forbids a verdict, else 'inconclusive'.
     withheld: the reason: too few seeds, or a variant that is not tuned; '' for other verdicts.
     examples: number of evaluated examples whose noise the interval contains; None if it contains that of the seeds
       only.
@@ -62,6 +63,7 @@ class Comparison:
   difference: float | None = None
   low: float | None = None
   high: float | None = None
+  by_rates: bool = False
   effect: float | None = None
   p: float | None = None
   p_corrected: float | None = None
@@ -71,6 +73,28 @@ class Comparison:
   examples: int | None = None
   more_seeds: int | None = None
   note: str = ''
+
+  @property
+  def interval(self) -> tuple[float | None, float | None]:
+    """The interval beside the verdict. That of 'helps' or 'hurts' has a bound of 0 where the single-step interval includes 0.
+
+    Rejection by stepping down says that the difference is on this side of 0, and no more: the bound of the compatible
+    interval (Strassburger and Bretz 2008, https://doi.org/10.1002/sim.3338).
+    """
+    low, high = self.low, self.high
+    if self.verdict not in ('helps', 'hurts') or self.by_rates or low is None or high is None:
+      return low, high
+    return (max(low, 0.0), high) if (self.difference or 0) > 0 else (low, min(high, 0.0))
+
+  def interval_text(self, form: str) -> str:
+    """Formats the interval: '+0.1 to +0.3', or '> 0 to +0.3' with a bound of 0; '' without one."""
+    low, high = self.interval
+    if low is None or high is None:
+      return ''
+    ends = format(low, form), format(high, form)
+    if (low, high) != (self.low, self.high):
+      ends = ('> 0', ends[1]) if low == 0 else (ends[0], '< 0')
+    return ' to '.join(ends)
 
   def without_verdict(self, reason: str, note: str = '') -> 'Comparison':
     """Returns the comparison with its verdict withheld for a reason, with a further remark."""
@@ -84,6 +108,7 @@ def compare(
   *,
   margin: float | None = None,
   level: float = ALPHA,
+  names: Sequence[str] = (),
 ) -> list[Comparison]:
   """Compares all planned (variant, baseline) pairs of a sweep, with a joint correction.
 
@@ -92,6 +117,7 @@ def compare(
     goal: whether a lower or a higher metric is better.
     margin: largest difference that counts as none; None: 'same' is not tested.
     level: probability of any wrong 'helps' or 'hurts' in the sweep.
+    names: names of the comparisons, for remarks.
   """
   if not planned:
     return []
@@ -102,13 +128,8 @@ def compare(
   shared = np.array(
     [0.0 if rate is not None else test.shared for test, rate in zip(tests, rates, strict=True)]
   )
-  corrected = _corrected(both, shared, groups)
-  other = _corrected(
-    [test.p_other for test in tests], np.array([test.shared_other for test in tests]), groups
-  )
-  baselines = int(groups.max()) + 1
-  smallest = smallest_differences(_differences(planned), baselines, level)
-  needed = seeds_without_guard(len(planned), baselines, level)
+  corrected, other = _corrected(both, shared, groups), _other(tests, groups)
+  guard = _Guard.of(planned, tests, groups, level, names)
   wide = float(single_level(shared, level, groups))
   narrow = float(single_level(shared, min(2 * level, 0.5), groups))
   comparisons = []
@@ -126,15 +147,38 @@ def compare(
       examples=test.examples.count,
       note=_note(planned[index][0], test),
     )
-    verdict = _verdict(comparison, planned[index], goal, rate, level, float(smallest[index]))
+    large = abs(test.difference or 0) > guard.smallest[index]
+    counts = large and abs(test.difference or 0) >= (margin or 0)
+    verdict = _verdict(comparison, planned[index], goal, rate, level, counts)
     if rate is None and margin is not None and test.is_same(narrow, margin):
       verdict = 'same'
-    more = _more_seeds(test, wide, margin) if verdict == 'inconclusive' and rate is None else None
+    more = None
+    if verdict == 'inconclusive' and rate is None:
+      more = informational('the number of further seeds', _more_seeds, test, wide, margin)
+    by_rates = rate is not None and verdict != 'inconclusive'
     comparison = dataclasses.replace(
-      comparison, verdict=verdict, more_seeds=more if verdict == 'inconclusive' else 0
+      comparison,
+      verdict=verdict,
+      by_rates=by_rates,
+      more_seeds=more if verdict == 'inconclusive' else 0,
     )
-    comparisons.append(_guarded(comparison, level, float(smallest[index]), needed))
+    if verdict == 'inconclusive' and _is_significant(comparison, level):
+      comparison = _explained(comparison, guard, index, margin if rate is None else None)
+    comparisons.append(comparison)
   return comparisons
+
+
+def _other(tests: Sequence[DifferenceTest], groups: np.ndarray) -> list[float | None]:
+  """Returns corrected p-values of the tests that the plan did not choose: Holm's for the plain paired t tests."""
+  plain = [test.p if test.p_other is None or not test.pooled else test.p_other for test in tests]
+  by_holm = holm(np.array([1.0 if p is None else p for p in plain]))
+  by_model = _corrected(
+    [test.p_other for test in tests], np.array([test.shared_other for test in tests]), groups
+  )
+  return [
+    (None if test.p_other is None else float(p)) if test.pooled else model
+    for test, p, model in zip(tests, by_holm, by_model, strict=True)
+  ]
 
 
 def _corrected(
@@ -192,14 +236,14 @@ def _verdict(
   goal: Goal,
   rate: float | None,
   level: float,
-  smallest: float,
+  counts: bool,
 ) -> Verdict:
-  """Returns the verdict; a mean difference counts if it is larger than `smallest`."""
+  """Returns the verdict; `counts`: whether the mean difference is large enough for one."""
   if not _is_significant(comparison, level):
     return 'inconclusive'
   difference = comparison.difference
   by_mean: Verdict | None = None
-  if difference is not None and _is_large(comparison, smallest):
+  if difference is not None and counts:
     by_mean = 'helps' if (difference < 0) == (goal == 'min') else 'hurts'
   if rate is None:
     return by_mean or 'inconclusive'
@@ -215,26 +259,89 @@ def _is_significant(comparison: Comparison, level: float) -> bool:
   return comparison.p_corrected is not None and comparison.p_corrected <= level
 
 
-def _is_large(comparison: Comparison, smallest: float) -> bool:
-  return comparison.difference is not None and abs(comparison.difference) > smallest
+@dataclasses.dataclass(frozen=True)
+class _Guard:
+  """What few seeds cannot decide (see t2x.sweeps.learn_or_not).
+
+  Attributes:
+    smallest: mean difference that each comparison must exceed [comparisons]; infinite if its seeds support none.
+    reasons: why a difference that does not exceed it has no verdict, of each comparison.
+    needed: number of seeds without a smallest difference.
+  """
+
+  smallest: np.ndarray
+  reasons: Sequence[str]
+  needed: int
+
+  @classmethod
+  def of(
+    cls,
+    planned: Sequence[tuple[Sample, Sample]],
+    tests: Sequence[DifferenceTest],
+    groups: np.ndarray,
+    level: float,
+    names: Sequence[str],
+  ) -> '_Guard':
+    baselines = int(groups.max()) + 1
+    smallest, deciding = deciding_ranges(_differences(planned), baselines, level)
+    reasons = []
+    for test, size, other in zip(tests, smallest, deciding, strict=True):
+      whose = names[other] if names and other >= 0 else 'others'
+      reasons.append(
+        f'with {test.pairs} seeds this difference must exceed {size:.3g}, {SPREAD} times the range over the seeds of '
+        f'{whose}'
+        if math.isfinite(size)
+        else f'{test.pairs} seeds are too few for a verdict'
+      )
+    for index, supported in enumerate(_supported(planned, groups, level)):
+      if not supported:
+        smallest[index] = math.inf
+        reasons[index] = (
+          f'neither the {tests[index].pairs} paired seeds alone nor a permutation test of the seeds confirms it'
+        )
+    return cls(smallest, reasons, seeds_without_guard(len(planned), baselines, level))
 
 
-def _guarded(comparison: Comparison, level: float, smallest: float, needed: int) -> Comparison:
-  """Withholds a verdict by the guard of few seeds (see t2x.sweeps.learn_or_not), which `needed` seeds have not."""
-  if (
-    comparison.verdict != 'inconclusive'
-    or not _is_significant(comparison, level)
-    or _is_large(comparison, smallest)
-  ):
+def _supported(
+  planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray, level: float
+) -> np.ndarray:
+  """Returns which comparisons hold without the seeds that only the baseline has, or by permutation of all seeds."""
+  seeds = {seed for variant, _ in planned for seed in variant.values}
+  if all(baseline.values.keys() <= seeds for _, baseline in planned):
+    return np.ones(len(planned), bool)
+  paired = [
+    (variant, dataclasses.replace(baseline, values=_only(baseline.values, seeds)))
+    for variant, baseline in planned
+  ]
+  tests = mean_tests(paired, groups)
+  alone = _corrected([t.p for t in tests], np.array([test.shared for test in tests]), groups)
+  exchanged = holm(np.array([_exchange_p(*sides) for sides in planned]))
+  return np.array([p is not None and p <= level for p in alone]) | (exchanged <= level)
+
+
+def _only(values: Mapping[int, float], seeds: Collection[int]) -> dict[int, float]:
+  return {seed: value for seed, value in values.items() if seed in seeds}
+
+
+def _exchange_p(variant: Sample, baseline: Sample) -> float:
+  sides = [np.array([*side.values.values()]) for side in (variant, baseline)]
+  return exchange_p(*sides) if all(map(len, sides)) else 1.0
+
+
+def _explained(
+  comparison: Comparison, guard: _Guard, index: int, margin: float | None
+) -> Comparison:
+  """Explains why a significant comparison is inconclusive: it is below the margin, or its seeds are too few."""
+  size = abs(comparison.difference or 0)
+  if comparison.difference is not None and margin is not None and size < margin:
+    notes = '; '.join(filter(None, [comparison.note, 'below the margin']))
+    return dataclasses.replace(comparison, note=notes)
+  if size > guard.smallest[index]:
     return comparison
-  pairs, note = comparison.pairs, f'{comparison.pairs} seeds are too few for a verdict'
-  if math.isfinite(smallest):
-    note = (
-      f'with {pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the range over the seeds of '
-      'others'
-    )
-  more = max(comparison.more_seeds or 0, needed - pairs)
-  return dataclasses.replace(comparison, more_seeds=more).without_verdict('too few seeds', note)
+  more = max(comparison.more_seeds or 1, guard.needed - comparison.pairs)
+  return dataclasses.replace(comparison, more_seeds=more).without_verdict(
+    'too few seeds', guard.reasons[index]
+  )
 
 
 def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special, stats
 
 from t2x.sweeps.examples import ExampleNoise
-from t2x.sweeps.two_way import Contrasts, contrasts
+from t2x.sweeps.two_way import FEWEST, Contrasts, contrasts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,8 @@ class DifferenceTest:
     shared: correlation with the noise of the baseline.
     examples: noise of the evaluated examples.
     deviation: standard deviation of a paired difference.
+    p_other: p-value by the test that the plan did not choose; the plain paired t test contains no noise of examples.
+    pooled: whether the plan chose the two-way model.
   """
 
   pairs: int
@@ -89,6 +91,7 @@ class DifferenceTest:
   p: float | None = None
   p_other: float | None = None
   shared_other: float = 0.0
+  pooled: bool = False
   note: str = ''
   examples: ExampleNoise = ExampleNoise()
 
@@ -131,10 +134,11 @@ def mean_tests(
     samples = [baseline, *(planned[i][0] for i in members)]
     seeds = sorted({seed for sample in samples for seed in sample.values})
     values = np.array([[s.values.get(seed, math.nan) for seed in seeds] for s in samples])
-    chosen, other = contrasts(values, int((groups == group).sum()))
+    count = int((groups == group).sum())
+    chosen, other = contrasts(values, count)
     for number, index in enumerate(members):
       pairs = len(planned[index][0].values.keys() & baseline.values.keys())
-      tests[index] = _model_test(chosen, other, number, pairs, noise[index])
+      tests[index] = _model_test(chosen, other, number, pairs, noise[index], count >= FEWEST)
   return [test for test in tests if test is not None]
 
 
@@ -144,10 +148,17 @@ def _example_noise(variant: Sample, baseline: Sample) -> ExampleNoise:
 
 
 def _model_test(
-  chosen: Contrasts, other: Contrasts | None, number: int, pairs: int, noise: ExampleNoise
+  chosen: Contrasts,
+  other: Contrasts | None,
+  number: int,
+  pairs: int,
+  noise: ExampleNoise,
+  pooled: bool,
 ) -> DifferenceTest:
   difference, error, freedom = _numbers(chosen, number)
-  p_other, shared_other = _p_and_shared(other, number, noise) if other else (None, 0.0)
+  p_other, shared_other = None, 0.0
+  if other is not None:
+    p_other, shared_other = _p_and_shared(other, number, ExampleNoise() if pooled else noise)
   p, shared = _p_and_shared(chosen, number, noise)
   return DifferenceTest(
     pairs=pairs,
@@ -159,6 +170,7 @@ def _model_test(
     p=p,
     p_other=p_other,
     shared_other=shared_other,
+    pooled=pooled,
     examples=noise,
   )
 

@@ -25,17 +25,24 @@ of the baseline. `experiments/statistics` measures error rates, power and covera
 """
 
 import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import special, stats
 
 from t2x.sweeps.sweep import FEWEST
 
+T = TypeVar('T')
+
 # Largest weight of the seeds that only the baseline has: with more, an overestimated noise would reduce the error.
 _MOST = 0.5
 # Confidence of the upper bounds of the spread of the variances and of the noise of the baseline.
 _CONFIDENCE = 0.95
 _ROUNDS = 3
+# Reciprocal condition number below which a matrix counts as singular.
+_SINGULAR = 1e-9
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -100,8 +107,18 @@ def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | 
   pairs = paired(values)
   if values.shape[-2] < 3:
     return pairs, None
-  model = two_way(values)
-  return (model, pairs) if planned >= FEWEST else (pairs, model)
+  if planned < FEWEST:
+    return pairs, informational('the two-way model', two_way, values)
+  return two_way(values), pairs
+
+
+def informational(name: str, function: Callable[..., T], *args: Any) -> T | None:
+  """Calls a function whose result decides no verdict; None with a warning if it fails, as a report must not."""
+  try:
+    return function(*args)
+  except Exception as error:
+    warnings.warn(f'{name} cannot be computed: {type(error).__name__}: {error}', stacklevel=2)
+    return None
 
 
 def two_way(values: np.ndarray) -> Contrasts:
@@ -228,14 +245,29 @@ def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mean_share = share.sum(-1) / count
     others = np.swapaxes(share**2, -1, -2)
     mixing = identity * (1 - 2 * mean_share)[..., None] + (seen / count[..., None]) @ others
-    inverse = np.linalg.inv(mixing)
+    inverse = _inverse(mixing)
     variance = (inverse @ squares[..., None])[..., 0]
     variance = np.maximum(variance, np.maximum(0.02 * squares, 1e-300))
     used, weights = weights, _weights(variance)
   contrast = identity - used[..., None, :]
   covariance = (contrast * variance[..., None, :]) @ np.swapaxes(contrast, -1, -2)
   spread = np.einsum('...ij,...jk,...ik->...i', inverse, covariance**2, inverse, optimize=True)
-  return variance, np.clip(variance**2 / spread, 0.25, 1) * (count - 1)
+  # The squares of variants without noise underflow.
+  ratio = np.divide(variance**2, spread, out=np.ones_like(spread), where=spread > 0)
+  return variance, np.clip(ratio, 0.25, 1) * (count - 1)
+
+
+def _inverse(mixing: np.ndarray) -> np.ndarray:
+  """Inverts matrices. Where two variants have nearly all the weight, as those of a metric that saturates, their variances
+  cannot be separated: the pseudoinverse gives both the same."""
+  try:
+    inverse = np.linalg.inv(mixing)
+  except np.linalg.LinAlgError:
+    return np.linalg.pinv(mixing, rcond=_SINGULAR)
+  norms = [np.abs(matrix).sum(-1).max(-1) for matrix in (mixing, inverse)]
+  if (norms[0] * norms[1] < 1 / _SINGULAR).all():
+    return inverse
+  return np.linalg.pinv(mixing, rcond=_SINGULAR)
 
 
 def _weights(variance: np.ndarray) -> np.ndarray:
@@ -317,6 +349,16 @@ def single_level(shared: np.ndarray, level: float, groups: np.ndarray | None = N
     small = family_error(np.exp(middle), shared, groups) <= level
     low, high = np.where(small, middle, low), np.where(small, high, middle)
   return np.exp(low)
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+  """Corrects p-values [..., comparisons] by the method of Holm (1979, https://www.jstor.org/stable/4615733)."""
+  order = np.argsort(p, -1, kind='stable')
+  factors = np.arange(p.shape[-1], 0, -1)
+  corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * factors, -1)
+  result = np.empty_like(corrected)
+  np.put_along_axis(result, order, corrected, -1)
+  return np.minimum(result, 1)
 
 
 def step_down(

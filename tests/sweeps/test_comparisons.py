@@ -1,5 +1,6 @@
 """Verdicts on the variants of a sweep, against scipy and statsmodels called directly."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 
-from t2x.sweeps import two_way
+from t2x.sweeps import comparisons, two_way
 from t2x.sweeps.comparisons import MAX_SEEDS, Sample, compare
 
 
@@ -122,6 +123,55 @@ def test_a_significant_difference_within_the_margin_is_the_same():
   assert compare([(shifted, BASELINE)], 'min', margin=0.1)[0].verdict == 'same'
 
 
+def shifted(difference, noise):
+  """A variant that differs from the baseline by this mean, with a standard deviation of `noise` of the differences."""
+  pattern = np.array([-1.0, 1.0, -1.0, 1.0, 0.0])
+  return sample(np.array(numbers(BASELINE)) + difference + noise * pattern)
+
+
+def test_helping_needs_a_difference_of_at_least_the_margin():
+  p = compare([(shifted(-0.5, 0.05), BASELINE)], 'min')[0].p
+  assert p < 1e-3
+  for margin, verdict in ((0.4, 'helps'), (0.499, 'helps'), (0.501, 'inconclusive'), (0.7, 'same')):
+    (one,) = compare([(shifted(-0.5, 0.05), BASELINE)], 'min', margin=margin)
+    assert (one.verdict, one.p) == (verdict, p), margin
+    assert one.note == ('below the margin' if verdict == 'inconclusive' else '')
+  assert compare([(shifted(0.5, 0.05), BASELINE)], 'min', margin=0.501)[0].verdict == 'inconclusive'
+
+
+def test_a_margin_does_not_concern_divergence_rates():
+  (one,) = compare([(Sample({}, diverged=5), BASELINE)], 'min', margin=10.0)
+  assert (one.verdict, one.by_rates) == ('hurts', True) and 'below the margin' not in one.note
+
+
+def test_the_interval_of_a_verdict_by_stepping_down_is_bounded_by_zero():
+  """Of two comparisons the second is tested at the full level, and its interval has the level of two."""
+  first, second = shifted(-2.0, 0.05), shifted(-0.5, 0.365)
+  for sign, better, text in ((1, 'helps', '-1.07 to < 0'), (-1, 'hurts', '> 0 to +1.07')):
+    sides = [
+      tuple(sample(sign * np.array(numbers(side))) for side in (variant, BASELINE))
+      for variant in (first, second)
+    ]
+    found = compare(sides, 'min')
+    assert [item.verdict for item in found] == [better] * 2
+    assert found[1].low < 0 < found[1].high and 0.025 < found[1].p_corrected <= 0.05
+    assert 0 in found[1].interval and found[1].interval_text('+.3g') == text
+    # The single-step interval of the first one says more than 0, and a withheld verdict has no bound of 0.
+    assert found[0].interval == (found[0].low, found[0].high) and '0 to' not in found[
+      0
+    ].interval_text('+.3g')
+    withheld = found[1].without_verdict('not tuned')
+    assert withheld.interval == (withheld.low, withheld.high)
+
+
+def test_an_interval_of_survivors_is_not_that_of_a_verdict_by_divergence_rates():
+  survivors = Sample({0: 3.0, 1: 3.3}, diverged=18)
+  many_seeds = sample(np.linspace(2.9, 3.1, 20))
+  (one,) = compare([(survivors, many_seeds)], 'min')
+  assert (one.verdict, one.by_rates) == ('hurts', True)
+  assert one.low < 0 < one.high and one.interval == (one.low, one.high)
+
+
 def test_equal_runs_are_the_same():
   (one,) = compare([(BASELINE, BASELINE)], 'min')
   assert (one.difference, one.p, one.verdict, one.more_seeds) == (0.0, 1.0, 'inconclusive', None)
@@ -228,13 +278,18 @@ def test_the_plan_chooses_the_test_and_failures_do_not(planned, chosen):
   expected = getattr(two_way, chosen)(values)
   np.testing.assert_allclose([item.p for item in found], expected.p, rtol=1e-9)
   p = [stats.ttest_rel(side, values[0]).pvalue for side in values[1:]]
-  corrected = multipletests([*p, 0.999, 0.999], method='holm-sidak')[1][:-2]
-  paired = [item.p_corrected if chosen == 'paired' else item.p_other for item in found]
   if chosen == 'two_way':
-    np.testing.assert_allclose(paired, corrected, rtol=1e-5)
+    corrected = multipletests([*p, 1, 1], method='holm')[1][:-2]
+    np.testing.assert_allclose([item.p_other for item in found], corrected, rtol=1e-9)
   else:
     np.testing.assert_allclose([item.p for item in found], p, rtol=1e-9)
     assert all(item.p_other not in (None, item.p_corrected) for item in found)
+
+
+def test_holm_is_that_of_statsmodels():
+  p = np.random.default_rng(0).random((20, 6)) ** 3
+  expected = [multipletests(row, method='holm')[1] for row in p]
+  np.testing.assert_allclose(two_way.holm(p), expected, rtol=1e-12)
 
 
 def test_a_single_comparison_has_no_other_test():
@@ -259,6 +314,38 @@ def test_all_seeds_against_none_is_no_verdict_where_other_variants_learn_sometim
   exact = compare([(always, never)] * 3, 'max')[0]
   np.testing.assert_allclose(exact.p, 2 * 0.5**6, rtol=1e-6)
   assert exact.verdict == 'inconclusive'
+
+
+def test_the_guard_names_the_comparison_whose_seeds_differ_most():
+  variants = [(LEARNED, FAILED), (SOME, FAILED), (sample([0.1, 0.1, 0.11]), FAILED)]
+  first, *_ = compare(variants, 'max', names=['learned', 'some, depth = 2', 'other'])
+  assert first.note.endswith('1.25 times the range over the seeds of some, depth = 2')
+
+
+# Whether the runs of a baseline with 20 seeds learn, and those of eight variants with five, all with probability 0.35.
+OF_BASELINE = '00101110100010011110'
+OF_VARIANTS = ('11000', '11111', '01001', '10011', '00000', '11100', '01000', '00100')
+
+
+def runs_that_learn(of_baseline):
+  generator = np.random.default_rng(0)
+  baseline, *variants = (
+    sample(np.where(np.array([*runs]) == '1', 0.98, 0.1) + 0.003 * generator.normal(size=len(runs)))
+    for runs in (of_baseline, *OF_VARIANTS)
+  )
+  return [(variant, baseline) for variant in variants]
+
+
+def test_more_seeds_of_the_baseline_decide_only_what_pairs_or_a_permutation_test_confirm():
+  """All five runs of one of eight variants learn by chance, and have no noise to test with."""
+  one = compare(runs_that_learn(OF_BASELINE), 'max')[1]
+  assert one.p_corrected <= 0.05, 'the test of the means alone'
+  assert (one.verdict, one.withheld) == ('withheld', 'too few seeds')
+  assert one.note == (
+    'neither the 5 paired seeds alone nor a permutation test of the seeds confirms it'
+  )
+  # Where none of 20 learn, all of five are no chance.
+  assert compare(runs_that_learn('0' * 20), 'max')[1].verdict == 'helps'
 
 
 def test_three_seeds_decide_if_every_variant_has_little_noise():
@@ -286,3 +373,48 @@ def test_two_seeds_give_no_verdict():
 def test_a_lower_level_is_stricter():
   (one,) = compare([(BETTER, BASELINE)], 'min', level=1e-5)
   assert one.verdict == 'inconclusive' and one.low < -1 < 0 < one.high
+
+
+# Accuracies that saturate: two variants without noise have all the weight of the two-way model.
+SATURATED = ([0.995, 1, 0.995], [1, 0.995, 1], [1, 1, 1], [1, 1, 1])
+
+
+@pytest.mark.filterwarnings('error')
+def test_accuracies_that_saturate_have_verdicts_and_the_other_test():
+  baseline, *variants = map(sample, SATURATED)
+  found = compare([(variant, baseline) for variant in variants], 'max')
+  p = [stats.ttest_rel(side, SATURATED[0]).pvalue for side in SATURATED[1:]]
+  np.testing.assert_allclose([item.p for item in found], p, rtol=1e-9)
+  assert all(0 < item.p_other <= 1 for item in found)
+
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('rows', [4, 8, 12])
+def test_accuracies_of_mostly_perfect_models_have_p_values(rows):
+  generator = np.random.default_rng(rows)
+  for seeds in (2, 3, 5, 10) * 25:
+    values = 1 - 0.005 * (generator.random((rows, seeds)) < generator.choice([0.1, 0.3, 0.5]))
+    baseline, *variants = map(sample, values)
+    for item in compare([(variant, baseline) for variant in variants], 'max', margin=0.01):
+      assert item.p is not None and item.p_corrected is not None
+      # A single comparison whose differences vary has no other test.
+      assert all(p is None or 0 <= p <= 1 for p in (item.p, item.p_corrected, item.p_other))
+      assert math.isfinite(item.low) and math.isfinite(item.high)
+
+
+def test_a_crash_of_a_number_that_decides_nothing_costs_no_verdict(monkeypatch):
+  def crash(*_):
+    raise np.linalg.LinAlgError('Singular matrix')
+
+  expected = compare([(BETTER, BASELINE), (ALIKE, BASELINE)], 'min', margin=0.2)
+  monkeypatch.setattr(two_way, 'two_way', crash)
+  monkeypatch.setattr(comparisons, '_more_seeds', crash)
+  with (
+    pytest.warns(UserWarning, match='two-way model cannot be computed: LinAlgError: Singular'),
+    pytest.warns(UserWarning, match='number of further seeds cannot be computed'),
+  ):
+    found = compare([(BETTER, BASELINE), (ALIKE, BASELINE)], 'min', margin=0.2)
+  for one, other in zip(found, expected, strict=True):
+    assert one == dataclasses.replace(
+      other, p_other=None, more_seeds=0 if one.verdict != 'inconclusive' else None
+    )

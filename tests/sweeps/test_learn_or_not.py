@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from t2x.sweeps.comparisons import Sample, compare
 from t2x.sweeps.learn_or_not import (
   SPREAD,
   chance,
   enough_for,
+  exchange_p,
   seeds_without_guard,
   smallest_differences,
 )
@@ -83,6 +85,23 @@ def test_simulated_verdicts_match_reports(noise):
     assert [item.verdict in ('helps', 'hurts') for item in found] == [*decided['guard'][0]]
     differ += (decided['guard'] != decided['tests']).any()
   assert differ > 1, 'the guard withholds some'
+
+
+def test_the_permutation_test_is_that_of_scipy():
+  generator = np.random.default_rng(2)
+  for count, rest, shift in ((3, 5, 0.0), (4, 6, 1.5), (5, 20, 1.0), (5, 20, 3.0)):
+    own, others = generator.normal(size=count) + shift, generator.normal(size=rest)
+    expected = stats.permutation_test(
+      (own, others),
+      lambda a, b, axis: np.abs(a.mean(axis) - b.mean(axis)),
+      vectorized=True,
+      n_resamples=100_000,
+      alternative='greater',
+    ).pvalue
+    found = exchange_p(own, others)
+    assert abs(found - expected) < 4 * np.sqrt(expected / 9999) + 1e-4
+  # Equal results: every order is as extreme.
+  assert exchange_p(np.ones(5), np.ones(20)) == 1.0
 
 
 def check(rate, sweeps, level=0.05):

@@ -9,6 +9,7 @@ from scipy import stats
 from t2x.sweeps.published import FEWEST
 from t2x.sweeps.report.results import Results
 from t2x.sweeps.statistics import ALPHA
+from t2x.sweeps.two_way import informational
 
 _RESAMPLES = 10_000
 # With fewer variants the bootstrap is a rough approximation.
@@ -74,7 +75,8 @@ def agreements(results: Results) -> list[Agreement]:
     }
     for group, names in groups.items():
       pairs = [(means[name], sign * published.values[name]) for name in names if name in means]
-      correlations.append(Agreement(point, group, len(pairs), *_spearman(pairs)))
+      found = informational("Spearman's correlation", lambda pairs=pairs: _spearman(pairs))
+      correlations.append(Agreement(point, group, len(pairs), *(found or ())))
   return correlations
 
 

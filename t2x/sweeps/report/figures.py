@@ -67,8 +67,8 @@ def _forest(axes: Any, results: Results, rows: Sequence[Row]) -> None:
     comparison, color = row.comparison, _VERDICT_COLORS.get(row.verdict, '#666e76')
     if comparison is None:
       continue
-    if comparison.low is not None and comparison.high is not None:
-      axes.plot([comparison.low, comparison.high], [place, place], color=color)
+    if None not in comparison.interval:
+      axes.plot(comparison.interval, [place, place], color=color)
     marker = _MARKERS.get(row.verdict, 'o')
     face = color if row.verdict in _MARKERS else 'white'
     axes.plot(

@@ -55,9 +55,9 @@ def _cells(results: Results, row: Row) -> list[str]:
   cells = [_escaped(label(results, row)), _escaped(row.verdict), mean, str(summary.n)]
   if comparison is None:
     return [*cells, '', '']
-  signed, interval = f'+.{digits}f', ''
-  if comparison.low is not None:
-    interval = f'{_number(comparison.low, signed)} to {_number(comparison.high, signed)}'
+  signed = f'+.{digits}f'
+  ends = filter(None, comparison.interval_text(signed).split(' to '))
+  interval = ' to '.join(f'${end}$' for end in ends)
   return [*cells, _number(comparison.difference, signed), interval]
 
 

@@ -34,14 +34,15 @@ _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
   'finished in both{baseline}. In the two-way model each variant has a noise variance of its own, which is estimated '
   'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
-  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace it. "p (other test)" is that of '
-  'the other one of the two, for information. All of few seeds may learn in one variant and none in another by '
+  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace it. The other one of the two stands beside '
+  'the verdicts for information: "p (paired t, Holm)" is that of plain paired t tests with Holm\'s correction. All of few '
+  'seeds may learn in one variant and none in another by '
   'chance: a verdict also needs a difference of {spread:g} times the range over the seeds of the paired differences of '
   'all other comparisons, except so many that this chance is below the level (at 5 %: with three seeds none, with four '
-  'six, with five 49). The intervals are simultaneous: '
+  'six, with five 49){guard}. The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. They contain the noise of training '
-  '(initialisation, data order, dropout){examples}. Stepping down is slightly more '
-  'powerful, so that the interval of a verdict may include 0. "same" requires that the interval of twice the '
+  '(initialisation, data order, dropout){examples}. Stepping down is slightly more powerful than the intervals: where that '
+  'of "helps" or "hurts" would include 0, its bound is 0, as the step-down test says no more. "same" requires that the interval of twice the '
   'level (90 % instead of 95 %) is within the margin. '
   'Effect: difference in standard deviations of a paired difference, with '
   "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if that difference is "
@@ -53,6 +54,11 @@ _DETAILS = (
 _BASELINE = (
   ', and the {count} further seeds of the baseline improve its mean, with a weight that is smaller the larger the '
   'effects of the seeds are'
+)
+
+_BASELINE_GUARD = (
+  ', and, where the paired seeds alone do not give it, a permutation test of the seeds of the variant and all of the '
+  'baseline'
 )
 
 _EXAMPLES = (
@@ -121,15 +127,24 @@ def method(results: Results) -> str:
   """Returns one sentence on the tests of the verdicts."""
   margin = results.plan.margin
   comparisons = [row for row in results.rows if row.comparison is not None]
-  points = {row.point for row in comparisons}
-  counts = [sum(row.point == point for row in comparisons) for point in points]
   model = 'a two-way model (variant and seed) with unequal variances'
   return (_SINGLE if len(comparisons) == 1 else _METHOD).format(
-    test='paired t tests' if max(counts, default=0) < FEWEST else model,
+    test='paired t tests' if _most_comparisons(results) < FEWEST else model,
     count=len(comparisons),
     level=results.level.alpha,
     margin='' if margin is None else f'; same: equivalence tests against a margin of {margin:g}',
   )
+
+
+def _most_comparisons(results: Results) -> int:
+  """Returns the largest number of comparisons at a point of the grid, which chooses the test."""
+  points = [row.point for row in results.rows if row.comparison is not None]
+  return max(map(points.count, points), default=0)
+
+
+def other_test(results: Results) -> str:
+  """Returns the title of the p-values of the test that did not decide the verdicts."""
+  return f'p ({"paired t, Holm" if _most_comparisons(results) >= FEWEST else "two-way model"})'
 
 
 def details(results: Results) -> str:
@@ -149,6 +164,7 @@ def details(results: Results) -> str:
     confidence=results.level.confidence,
     planned=planned,
     baseline=_BASELINE.format(count=len(more)) if more else '',
+    guard=_BASELINE_GUARD if more else '',
     examples=_examples(results),
   )
 
@@ -215,14 +231,13 @@ def _verdicts(results: Results) -> str:
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
   header = ['variant', 'verdict', 'difference', f'{results.level.confidence} interval', 'seeds']
-  header += ['mean', 'sd', 'note', 'p', 'p (other test)', 'effect (sd)', 'more seeds']
+  header += ['mean', 'sd', 'note', 'p', other_test(results), 'effect (sd)', 'more seeds']
   rows = []
   for row in results.rows:
     s, c = row.summary, row.comparison
     compared, tests = ['', ''], ['', '', '', '']
     if c is not None:
-      both = '' if c.low is None else f'{_number(c.low, signed)} to {_number(c.high, signed)}'
-      compared = [_number(c.difference, signed), both]
+      compared = [_number(c.difference, signed), c.interval_text(signed)]
       tests = [_probability(c.p_corrected), _probability(c.p_other), _number(c.effect, '+.2f')]
       tests.append(_more(c.more_seeds))
     own = [str(s.n), _number(s.mean, fixed), _number(s.std, fixed), row.note]

@@ -12,7 +12,7 @@ from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
-from t2x.sweeps.report.markdown import costs_method, decimals, details, method
+from t2x.sweeps.report.markdown import costs_method, decimals, details, method, other_test
 from t2x.sweeps.report.results import COSTS, Results, Row
 from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data, verdict_data
@@ -116,6 +116,7 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
     'digits': decimals(results),
     'method': method(results),
     'details': details(results),
+    'other_test': other_test(results),
     'budget': matched(results),
     'stability': stability(results),
     'reports': looks(results),

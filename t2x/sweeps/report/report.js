@@ -8,7 +8,7 @@ const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
 function lines(row) {
   const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} seeds`];
   if (isNumber(row.difference)) {
-    const range = interval(row.difference_low, row.difference_high, signed);
+    const range = differenceInterval(row);
     texts.push(`difference ${signed(row.difference)}${range ? `, ${data.confidence}: ${range}` : ''}`);
     texts.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
   }

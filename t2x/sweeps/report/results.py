@@ -266,7 +266,7 @@ def _read(folder: Path, plan: Plan, looks: Sequence[Look], level: Level | None =
       cell: _sample([e for e in cells[cell] if e.trial.seed in seeds], plan.metric, by_choice=True)
       for cell in order
     }
-    verdicts = _compare(plan, units, level)
+    verdicts = _compare(plan, units, points, level)
   rankings = [
     ranking(
       {variant: samples[at, variant].values for at, variant in order if at == point}, plan.goal
@@ -292,12 +292,19 @@ def _read(folder: Path, plan: Plan, looks: Sequence[Look], level: Level | None =
 
 
 def _compare(
-  plan: Plan, samples: Mapping[tuple[int, str], Sample], level: Level
+  plan: Plan,
+  samples: Mapping[tuple[int, str], Sample],
+  points: Sequence[Mapping[str, Any]],
+  level: Level,
 ) -> dict[tuple[int, str], Comparison]:
   """Compares all variants with the baseline at the same point."""
   planned = [cell for cell in samples if cell[1] != plan.baseline]
   against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
-  comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha)
+  names = [
+    ', '.join([variant, *(f'{axis} = {value}' for axis, value in points[point].items())])
+    for point, variant in planned
+  ]
+  comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha, names=names)
   return dict(zip(planned, comparisons, strict=True))
 
 

@@ -114,8 +114,7 @@ def _size(results: Results, row: Row) -> str:
   if comparison is None or comparison.difference is None:
     return ''
   size = f': {comparison.difference:+.3g}'
-  if comparison.low is not None and comparison.high is not None:
-    interval = f'{comparison.low:+.3g} to {comparison.high:+.3g}'
+  if interval := comparison.interval_text('+.3g'):
     size += f' ({results.level.confidence} interval {interval})'
   return size
 

@@ -3,6 +3,12 @@ const better = `${lower ? 'lower' : 'higher'} is better`;
 const fixed = (value) => isNumber(value) ? minus(value.toFixed(data.digits)) : '';
 const signed = (value) => isNumber(value) ? (value > 0 ? '+' : '') + fixed(value) : '';
 const interval = (low, high, format) => isNumber(low) ? `${format(low)} to ${format(high)}` : '';
+// A bound of 0 beside a verdict is that of the step-down test.
+const differenceInterval = (row) => {
+  const decided = row.verdict === 'helps' || row.verdict === 'hurts';
+  if (!isNumber(row.difference_low)) return '';
+  return `${decided && row.difference_low === 0 ? '> 0' : signed(row.difference_low)} to ${decided && row.difference_high === 0 ? '< 0' : signed(row.difference_high)}`;
+};
 const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) : '';
 const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
 const percent = (value) => isNumber(value) ? `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %` : '';
@@ -66,7 +72,7 @@ function table(place, columns, rowClass, onSort) {
 
 const column = (name, key, format, kind = 'number') => ({ name, text: (row) => format ? format(key(row)) : String(key(row) ?? ''), sort: key, kind });
 const verdictColumn = (name, key) => ({ name, text: (row) => key(row) ? verdictText(key(row)) : '', sort: (row) => rank[key(row)], kind: null, color: (row) => key(row) ? [key(row)] : [] });
-const intervalColumn = (name, low, high, format) => ({ name, text: (row) => interval(low(row), high(row), format), sort: low, kind: 'number' });
+const intervalColumn = (name, key) => ({ name, text: (row) => key(row) ? differenceInterval(key(row)) : '', sort: (row) => key(row)?.difference_low, kind: 'number' });
 const noteColumn = (rows) => rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : [];
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
 
@@ -74,7 +80,7 @@ const verdictColumns = [
   variantColumn,
   verdictColumn('verdict', (row) => row.verdict),
   column('difference', (row) => row.difference, signed),
-  intervalColumn(`${data.confidence} interval`, (row) => row.difference_low, (row) => row.difference_high, signed),
+  intervalColumn(`${data.confidence} interval`, (row) => row),
   { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
   column(`mean ${data.metric}`, (row) => row.mean, fixed),
   column('sd', (row) => row.std, fixed),
@@ -84,7 +90,7 @@ const verdictColumns = [
 const testColumns = [
   variantColumn,
   column('p', (row) => row.p, probability),
-  column('p (other test)', (row) => row.p_other, probability),
+  column(data.other_test, (row) => row.p_other, probability),
   column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
   column('more seeds', (row) => row.more_seeds || null, more),
 ];
@@ -127,7 +133,7 @@ const tunedColumns = [
   ...(data.tuning && data.tuning.rows.some(tuningNote) ? [{ name: 'note', text: tuningNote, sort: tuningNote, kind: 'long' }] : []),
   ...['before', 'after'].flatMap((side) => [
     column(`${side}: difference`, (row) => row[side]?.difference, signed),
-    intervalColumn(`${side}: interval`, (row) => row[side]?.difference_low, (row) => row[side]?.difference_high, signed),
+    intervalColumn(`${side}: interval`, (row) => row[side]),
   ]),
 ];
 

@@ -85,11 +85,12 @@ def _curve_point(tried: Tried) -> dict[str, Any]:
 def verdict_data(row: Row) -> dict[str, Any]:
   """Returns the verdict on a row, and the numbers that it rests on."""
   comparison = row.comparison
+  low, high = comparison.interval if comparison else (None, None)
   return {
     'verdict': row.verdict,
     'difference': comparison and comparison.difference,
-    'difference_low': comparison and comparison.low,
-    'difference_high': comparison and comparison.high,
+    'difference_low': low,
+    'difference_high': high,
     'p': comparison and comparison.p_corrected,
     'mean': row.summary.mean,
     'n': row.summary.n,

@@ -396,5 +396,5 @@ def test_the_details_of_the_tests_are_folded(visit):
   place = page.locator('#tests')
   assert not place.is_visible() and not page.locator('#method').is_visible()
   page.locator('#section-verdicts summary').click()
-  assert place.locator('th').all_inner_texts()[1:3] == ['p', 'p (other test)']
+  assert place.locator('th').all_inner_texts()[1:3] == ['p', 'p (two-way model)']
   assert page.locator('#method').inner_text().startswith('Verdicts: paired t tests')
