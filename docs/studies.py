@@ -90,19 +90,20 @@ def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
     'is read from the READMEs and reports of `experiments/` when these pages are built.'
   )
   yield (
-    'How to read a verdict: each variant is compared with the baseline of its sweep, seed by seed, with a correction '
+    'How to read a verdict ([how it is computed](methods.md)): each variant is compared with the baseline of its sweep, seed by seed, with a correction '
     'for all comparisons. It `helps` or `hurts` if the corrected p-value is at most 5 % (less if there were several '
-    'looks); it is the `same` if tests of equivalence find the difference smaller than a margin that was fixed before; '
+    'looks) and the difference at least a margin that was fixed before, if there is one; it is the `same` if tests of '
+    'equivalence find the difference smaller than the margin; '
     'otherwise it is `inconclusive`, which is not "no difference". A verdict is `withheld` where a report may not give '
-    'one: too few seeds, or a variant or baseline that is not tuned. It holds for the data, steps and learning rates '
+    'one: too few seeds, or a variant or baseline that is not tuned or tuned with one value for all seeds. It holds for the data, steps and learning rates '
     'of its sweep. [Why to trust it](trust.md#verdicts-of-sweeps-have-known-error-rates) has the error rates.'
   )
   yield (
     f'The {len(sweeps)} reports below have {sum(counts.values())} comparisons: {numbers}. Reports of the same trials '
     'by another metric or baseline count separately; sweeps that choose learning rates and sweeps of one seed do not '
-    'count. Some reports are older than a check that withholds verdicts: theirs are withheld here. Where a '
+    'count. Some reports are older than a rule of today, such as that of the margin: their verdicts were judged again. Where a '
     'study chose its rates in a sweep of its own, its text says whether they are at an edge; its verdicts are those '
-    'of the reports.'
+    'of the reports, whose intervals do not contain the noise of that choice.'
   )
 
 

@@ -2,9 +2,9 @@
 
     python experiments/verdicts.py experiments/positions   # results/verdicts.png; needs the extra report
 
-Nothing is computed again: differences, intervals and verdicts are those of the reports. A verdict is drawn as withheld
-if the report or `verdicts.txt` beside it says so, or if the report has the best value of the variant or of the baseline
-at an edge of its grid: reports that are older than this check have another verdict there.
+Differences and intervals are those of the reports, as are verdicts unless `verdicts.txt` beside a report has later ones
+(`experiments/statistics/recorded.py`). A verdict is also withheld if the report has the best value of the variant or of the
+baseline at an edge of its grid: reports that are older than this check have another verdict there.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def read_report(path: Path) -> Report:
     raise ValueError(f'{path}: no verdicts and baseline as t2x report writes them')
   level = next(title for title in rows[0] if title.endswith('interval')).removesuffix(' interval')
   untuned = {row['variant'] for row in _table(text, 'Tuning') if row['at the edge']}
-  withheld = _withheld(path.with_name('verdicts.txt'))
+  later = _later(path.with_name('verdicts.txt'))
   comparisons = []
   for row in rows:
     name, _, point = row['variant'].removesuffix(')').partition(' (')
@@ -104,15 +104,21 @@ def read_report(path: Path) -> Report:
     if row['verdict'] not in COLORS:
       raise ValueError(f'{path}: unknown verdict {row["verdict"]!r} of {row["variant"]}')
     values = ' '.join([name, *re.findall(r'= ([^,]+)', point)])
-    hold = values in withheld or untuned & {name, compared['baseline']}
-    ends = row[f'{level} interval'].split(' to ')
+    verdict = 'withheld' if untuned & {name, compared['baseline']} else row['verdict']
+    verdict = later.get(values, verdict)
+    ends = [re.sub('&lt;|[<> ]', '', end) for end in row[f'{level} interval'].split(' to ')]
+    interval = (float(ends[0]), float(ends[1])) if len(ends) == 2 else None
+    if interval and verdict in ('helps', 'hurts') and row['difference']:
+      # Where the single-step interval includes 0, stepping down says only on which side the difference is.
+      low, high = interval
+      interval = (max(low, 0.0), high) if float(row['difference']) > 0 else (low, min(high, 0.0))
     comparisons.append(
       Comparison(
         name,
         point,
         float(row['difference']) if row['difference'] else None,
-        (float(ends[0]), float(ends[1])) if len(ends) == 2 else None,
-        'withheld' if hold else row['verdict'],
+        interval,
+        verdict,
         int(row['seeds']),
       )
     )
@@ -148,10 +154,15 @@ def _table(text: str, heading: str) -> Iterator[dict[str, str]]:
       yield dict(zip(titles, row, strict=True))
 
 
-def _withheld(path: Path) -> set[str]:
-  """Returns the variants, with the values of their grid points, that `verdicts.txt` withholds."""
-  lines = path.read_text().splitlines() if path.exists() else []
-  return {line.partition(':')[0] for line in lines if 'withheld: ' in line}
+def _later(path: Path) -> dict[str, str]:
+  """Returns the verdicts in `verdicts.txt` by variant, with the values of its grid point."""
+  verdicts = {}
+  for line in path.read_text().splitlines() if path.exists() else []:
+    name, _, rest = line.partition(': ')
+    verdict = rest.partition(',')[0]
+    if verdict in COLORS:
+      verdicts[name] = 'withheld' if 'withheld: ' in line else verdict
+  return verdicts
 
 
 def draw(study: Path) -> Path:

@@ -24,13 +24,18 @@ def main() -> None:
   folder.mkdir(exist_ok=True)
   for link in folder.iterdir():
     link.unlink()
-  variants = {trial.identity: trial.variant for trial in read_plan(out / arguments.sweep).trials}
-  for identity, variant in variants.items():
-    for run in (out / 'trials').glob(f'{identity}-*'):
+  trials = read_plan(out / arguments.sweep).trials
+  # Seeds of another plan have the same config, but for tuned values, where a tuning seed has that of its choice.
+  seeds = {(trial.variant, trial.identity, None) for trial in trials if not trial.tuned}
+  for trial in trials:
+    if trial.tuned:
+      seeds |= {(trial.variant, trial.identity, seed) for seed in (trial.seed, trial.tuned_by)}
+  for variant, identity, seed in seeds:
+    for run in (out / 'trials').glob(f'{identity}-{"*" if seed is None else seed}'):
       outcome = read_outcome(run)
       if outcome is not None and outcome.status == 'finished':
-        seed = run.name.rpartition('-')[2]
-        (folder / f'{variant}-{seed}').symlink_to(Path('..', 'trials', run.name))
+        name = run.name.rpartition('-')[2]
+        (folder / f'{variant}-{name}').symlink_to(Path('..', 'trials', run.name))
 
 
 if __name__ == '__main__':

@@ -1,6 +1,10 @@
 """Applies the statistics of sweeps to a results.csv without its run folders.
 
 python experiments/statistics/recorded.py experiments/narang2021/results/tiny_steps/results.csv vanilla
+python experiments/statistics/recorded.py RESULTS.csv BASELINE ... > verdicts.txt   # beside it: read by experiments/verdicts.py
+
+Verdicts on tuned variants are withheld unless the table has the tuning seed that chose each value. The noise of the evaluated
+examples is not in the table.
 
 Detectable: the true difference that the test of a comparison finds with a power of 0.8, given the estimated noise and
 the correction for all comparisons. It describes the sweep before its result is known, and not the found difference.
@@ -16,6 +20,7 @@ import numpy as np
 from scipy import stats
 
 from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
+from t2x.sweeps.differences import block_means
 from t2x.sweeps.plan_table import withheld
 from t2x.sweeps.statistics import ALPHA
 from t2x.sweeps.tune import read_tuning
@@ -26,7 +31,7 @@ Points = Mapping[tuple[str, ...], Mapping[str, Sample]]
 
 
 def read_points(path: Path, metric: str, failed_above: float, failed_below: float) -> Points:
-  """Reads the samples of all variants at all points of the grid.
+  """Reads the samples of all variants at all points of the grid; of tuned ones, the means by tuning seed.
 
   Args:
     path: a results.csv.
@@ -38,8 +43,11 @@ def read_points(path: Path, metric: str, failed_above: float, failed_below: floa
   axes = [*rows[0]][2 : [*rows[0]].index('seed')]
   values: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
   diverged: dict[tuple[str, ...], dict[str, set[int]]] = {}
+  choices: dict[tuple[str, ...], dict[str, dict[int, int]]] = {}
   for row in rows:
     point, variant, seed = tuple(row[axis] for axis in axes), row['variant'], int(row['seed'])
+    chosen = int(row.get('tuned_by') or seed)
+    choices.setdefault(point, {}).setdefault(variant, {})[seed] = chosen
     seeds = values.setdefault(point, {}).setdefault(variant, {})
     of_point = diverged.setdefault(point, {}).setdefault(variant, set())
     if row['status'] == 'diverged':
@@ -50,10 +58,12 @@ def read_points(path: Path, metric: str, failed_above: float, failed_below: floa
         of_point.add(seed)
       else:
         seeds[seed] = value
-  return {
-    point: {name: Sample(seeds, len(diverged[point][name])) for name, seeds in variants.items()}
-    for point, variants in values.items()
-  }
+  points: dict[tuple[str, ...], dict[str, Sample]] = {}
+  for point, variants in values.items():
+    for name, seeds in variants.items():
+      means, lost, _ = block_means(choices[point][name], seeds, diverged[point][name], {})
+      points.setdefault(point, {})[name] = Sample(means, len(lost))
+  return points
 
 
 def detectable(
@@ -92,13 +102,21 @@ def describe(name: str, comparison: Comparison, size: float | None) -> str:
   """Formats a comparison as a line."""
   parts = [f'{name}: {comparison.verdict}']
   if comparison.difference is not None and comparison.low is not None:
-    parts.append(f'{comparison.difference:+.4f} ({comparison.low:+.4f} to {comparison.high:+.4f})')
+    parts.append(f'{comparison.difference:+.4f} ({comparison.interval_text("+.4f")})')
   if comparison.p_corrected is not None:
     parts.append(f'p {comparison.p_corrected:.4f}')
   if comparison.p_other is not None:
     parts.append(f'other test {comparison.p_other:.4f}')
   parts += [f'detectable {size:.4f}'] if size is not None else []
+  parts += [f'withheld: {comparison.withheld}'] if comparison.withheld else []
   return ', '.join([*parts, *([comparison.note] if comparison.note else [])])
+
+
+def _one_value(path: Path) -> str:
+  """Returns that one value was tuned for all seeds, as older versions did; '' if it was not."""
+  with path.open() as file:
+    row = next(csv.DictReader(file))
+  return 'one value was tuned for all seeds' if 'tuned' in row and not row.get('tuned_by') else ''
 
 
 def main() -> None:
@@ -112,6 +130,7 @@ def main() -> None:
   parser.add_argument('--failed-above', type=float, default=math.inf)
   parser.add_argument('--failed-below', type=float, default=-math.inf)
   parser.add_argument('--level', type=float, default=ALPHA, help='of all comparisons together')
+  parser.add_argument('--withheld', help='reason why no comparison has a verdict')
   args = parser.parse_args()
   points = read_points(args.results, args.metric, args.failed_above, args.failed_below)
   sizes = detectable(points, args.baseline, args.level)
@@ -119,7 +138,10 @@ def main() -> None:
     (p, name) for p, variants in points.items() for name in variants if name != args.baseline
   ]
   planned = [(points[point][name], points[point][args.baseline]) for point, name in cells]
-  comparisons = compare(planned, args.goal, margin=args.margin, level=args.level)
+  names = [' '.join([name, *point]) for point, name in cells]
+  comparisons = compare(planned, args.goal, margin=args.margin, level=args.level, names=names)
+  if reason := args.withheld or _one_value(args.results):
+    comparisons = [comparison.without_verdict(reason) for comparison in comparisons]
   rows = sorted(
     zip(cells, comparisons, strict=True),
     key=lambda row: 1 if row[1].p_corrected is None else row[1].p_corrected,

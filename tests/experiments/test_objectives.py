@@ -54,6 +54,40 @@ def test_links_name_the_finished_runs_of_every_seed(modules, monkeypatch, tmp_pa
     assert links == {'masked-0': 'a-0', 'masked-100': 'a-100'}
 
 
+def test_links_of_tuned_runs_are_those_of_the_values_that_their_seeds_chose(
+  modules, monkeypatch, tmp_path
+):
+  """Seed 0 runs at the value of identity a, seed 1 at that of b; both values were trained with both tuning seeds."""
+  trials = tuple(
+    Trial(variant='masked', point={}, seed=seed, identity=identity, folder=f'{identity}-{seed}', tuned={'rate': seed}, tuned_by=100 + seed)
+    for seed, identity in enumerate('ab')
+  )  # fmt: skip
+  plan = Plan(
+    name='pretraining_full',
+    baseline='masked',
+    metric='loss',
+    goal='min',
+    matched='flops',
+    config='',
+    versions={},
+    commit='',
+    trials=trials,
+  )
+  write_plan(tmp_path / 'pretraining_full', plan)
+  for folder in ('a-0', 'b-1', 'a-100', 'a-101', 'b-100', 'b-101'):
+    write_outcome(tmp_path / 'trials' / folder, Outcome(status='finished'))
+  command = ['link.py', str(tmp_path), '--sweep', 'pretraining_full']
+  monkeypatch.setattr(sys, 'argv', command)
+  modules.link.main()
+  links = {link.name: link.resolve().name for link in (tmp_path / 'pretrained').iterdir()}
+  assert links == {
+    'masked-0': 'a-0',
+    'masked-1': 'b-1',
+    'masked-100': 'a-100',
+    'masked-101': 'b-101',
+  }
+
+
 def test_a_prefix_of_text_is_seen_by_all_tokens_and_not_predicted(modules):
   tokenizer = Bytes().fit(lambda: (), source_fingerprint='')
   task = modules.parts.TextPrefixLM(tokenizer=Fitted(tokenizer), source=None, length=8)

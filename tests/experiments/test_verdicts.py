@@ -95,6 +95,20 @@ def test_verdicts_txt_withholds_a_verdict_at_its_point_only(tmp_path):
   assert verdicts == {'peak = 0.1, depth = 2': 'withheld', 'peak = 0.3, depth = 2': 'hurts'}
 
 
+def test_later_verdicts_and_bounds_of_zero_are_read(tmp_path):
+  row = '| few (peak = 0.1, depth = 2) | +0.900 | +0.800 to +1.000 | hurts |'
+  for interval in ('> 0 to +1.000', '-0.100 to +1.000'):
+    text = REPORT.replace(row, row.replace('+0.800 to +1.000', interval))
+    path = stored(tmp_path / interval, text)
+    few = SCRIPT['read_report'](path).comparisons[2]
+    assert (few.verdict, few.interval) == ('hurts', (0.0, 1.0))
+  path.with_name('verdicts.txt').write_text(
+    'few 0.1 2: inconclusive, +0.9 (-0.1 to +1.0), p 0.01, below the margin\n1 inconclusive\n'
+  )
+  few = SCRIPT['read_report'](path).comparisons[2]
+  assert (few.verdict, few.interval) == ('inconclusive', (-0.1, 1.0))
+
+
 def test_an_unknown_verdict_and_a_report_without_verdicts_are_refused(tmp_path):
   with pytest.raises(ValueError, match="unknown verdict 'better' of good"):
     SCRIPT['read_report'](stored(tmp_path, REPORT.replace('| helps |', '| better |')))
