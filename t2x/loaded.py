@@ -204,7 +204,8 @@ class Loaded:
       settings |= {} if split is None else {'split': split}
       results = self.inference.evaluators(self.params, names, **settings)
     metrics = {**own.metrics, **results.metrics, **self.weights}
-    return dataclasses.replace(results, metrics=metrics)
+    examples = {**own.examples, **results.examples}
+    return dataclasses.replace(results, metrics=metrics, examples=examples)
 
   def with_checkpoint(self, checkpoints: Checkpoints, step: int) -> 'Loaded':
     """Returns the model with the parameters of another checkpoint of its run."""

@@ -1,6 +1,8 @@
 """Figures for papers: SVG, PDF or PNG files, drawn with matplotlib (the extra `report`)."""
 
+import base64
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 from t2x.base.files import MARK, check_folder, output_path
 from t2x.base.packages import imported
 
-__all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'save_figure', 'save_picture']
+__all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'png_url', 'save_figure', 'save_picture']
 
 SUFFIXES = ('.svg', '.pdf', '.png')
 # Those of report.css; with the dashes, 24 lines are distinct.
@@ -70,6 +72,15 @@ def save_figure(figure: Any, path: Path, **settings: Any) -> None:
   _make_folder(path)
   with output_path('', path) as file:
     figure.savefig(file, format=suffix[1:], metadata=_METADATA[suffix], **settings)
+
+
+def png_url(picture: Any) -> str:
+  """Returns a picture, uint8 [height, width, 1 or 3], as the URL of a PNG file."""
+  from PIL import Image
+
+  file = io.BytesIO()
+  Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(file, 'png')
+  return f'data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}'
 
 
 def save_picture(array: Any, path: Path) -> None:

@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
-from t2x.base.files import check_folder
+from t2x.base.files import check_folder, check_output_file
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
 
 HELP = 'evaluate a run on a split, once or each new checkpoint'
@@ -43,6 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--pictures', metavar='FOLDER', help='write the pictures of evaluators to FOLDER/NAME.png'
   )
+  parser.add_argument(
+    '--mistakes',
+    type=count,
+    metavar='N',
+    help='write RUN/mistakes-SPLIT.html: the N wrong examples with the highest loss, and the confusion matrix of a '
+    'classifier',
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,12 +71,21 @@ def run(args: argparse.Namespace) -> int:
   )
   if args.limit is not None and not loaded.experiment.evaluations:
     raise UserError('--limit has no effect: the run has no Experiment.evaluations; remove it')
-  result = loaded.evaluation(args.split, num_examples=args.limit)
   split = args.split or loaded.task.eval_split
+  page = folder / f'mistakes-{split}.html'
+  if args.mistakes is not None:
+    from t2x.runs.mistakes import classifier, write_mistakes
+
+    classifier(loaded)
+    check_output_file('--mistakes', page)
+  result = loaded.evaluation(args.split, num_examples=args.limit)
   if args.processes.first:
     _print({'step': loaded.step, 'split': split, **result.metrics}, result.samples, args.json)
     if args.pictures is not None:
       write_pictures(Path(args.pictures), result.images)
+    if args.mistakes is not None:
+      write_mistakes(loaded, split, result, args.mistakes, page)
+      print(f'wrote {page}', file=sys.stderr)
   return 0
 
 
@@ -88,6 +105,8 @@ def _watch(args: argparse.Namespace) -> int:
   """Evaluates each new checkpoint until the run is done."""
   if args.pictures is not None:
     raise UserError('--pictures has no effect on --watch: remove it')
+  if args.mistakes is not None:
+    raise UserError('--mistakes has no effect on --watch: remove it')
   if args.checkpoint != 'last':
     raise UserError('--checkpoint has no effect on --watch, which evaluates all: remove it')
   if join(args).count > 1:

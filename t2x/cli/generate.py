@@ -1,12 +1,14 @@
 """The command `t2x generate`."""
 
 import argparse
+import csv
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError, printable
 from t2x.base.files import check_output_file, output_file
@@ -29,7 +31,7 @@ from t2x.cli.prompts import Prompt, prompts_from_texts, read_prompts
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
 
-HELP = 'generate completions, translations or classes of texts, or fill masks, with a run'
+HELP = 'continue, translate or classify texts, images and recordings with a run, or fill masks'
 TAKES_BINDINGS = True
 
 MAX_NEW_TOKENS = 128
@@ -59,12 +61,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_checkpoint(parser)
   add_json(parser)
   add_processes(parser)
-  parser.add_argument('--prompt', metavar='TEXT', action='append', help='a prompt; repeatable')
   parser.add_argument(
-    '--input', metavar='FILE', help='JSON lines file of prompts: {"prompt": "..."}'
+    '--prompt',
+    metavar='TEXT',
+    action='append',
+    help='a prompt: a text, or the path of an image or a recording; repeatable',
   )
   parser.add_argument(
-    '--output', metavar='FILE', help='JSON lines file to write, in the order of the prompts'
+    '--input',
+    metavar='FILE',
+    help='prompts: the lines of a .txt or .tsv file, JSON lines {"prompt": "..."}, or a folder of images or recordings',
+  )
+  parser.add_argument(
+    '--output',
+    metavar='FILE',
+    help='file to write, in the order of the prompts: .csv, .txt (one line of text each), or JSON lines',
   )
   parser.add_argument(
     '--max-new-tokens',
@@ -149,6 +160,8 @@ def run(args: argparse.Namespace) -> int:
 
   folder = run_folder(args.run)
   loaded = load(folder, checkpoint=args.checkpoint, overrides=args.overrides, processes=join(args))
+  if args.input and os.path.isdir(args.input) and loaded.task.prompts != 'files':
+    raise UserError(f'--input {args.input} is a folder, but the run reads texts: pass a file')
   for where, prompt in prompts:
     try:
       loaded.task.check_prompt(prompt)
@@ -162,20 +175,41 @@ def run(args: argparse.Namespace) -> int:
     return 0
   if args.output:
     with output_file('--output', Path(args.output)) as file:
-      for answer in answers:
-        print(json.dumps(answer, ensure_ascii=False), file=file)
+      _write(answers, args.output, file)
     return 0
   for answer in answers:
     if args.json:
       print(json.dumps(answer, ensure_ascii=False), flush=True)
       continue
-    for completion in [answer, *answer.get('others', [])]:
-      print(f'{answer["prompt"]!r} -> {completion["text"]}')
+    for completion in _completions(answer):
+      share = f'  ({completion["probability"]:.3f})' if 'probability' in completion else ''
+      print(f'{answer["prompt"]!r} -> {completion["text"]}{share}')
     for number, tokens in enumerate(answer.get('masks', []), 1):
       print(f'  mask {number}:')
       for token in tokens:
         print(f'    {token["probability"]:.4f}  {printable(token["token"])}')
   return 0
+
+
+def _completions(answer: dict[str, Any]) -> list[dict[str, Any]]:
+  return [answer, *answer.get('others', [])]
+
+
+def _write(answers: Iterator[dict[str, Any]], path: str, file: IO[str]) -> None:
+  """Writes completions in the format that the name of the file has."""
+  if path.endswith('.csv'):
+    columns = ['prompt', 'text', 'score', 'probability']
+    writer = csv.DictWriter(file, columns, extrasaction='ignore', lineterminator='\n')
+    writer.writeheader()
+    for answer in answers:
+      writer.writerows({'prompt': answer['prompt']} | one for one in _completions(answer))
+    return
+  for answer in answers:
+    if path.endswith('.txt'):
+      # One line per prompt, as scores of translations need.
+      print(' '.join(answer['text'].splitlines()), file=file)
+    else:
+      print(json.dumps(answer, ensure_ascii=False), file=file)
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:

@@ -1,16 +1,15 @@
 """The HTML page of a `Look`, in one file without external resources."""
 
 import base64
-import io
 import zlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
-from PIL import Image
+from jaxtyping import Float
 
+from t2x.base.drawing import png_url
 from t2x.base.errors import printable
 from t2x.base.html_page import html_page
 from t2x.look.attention import Attention
@@ -74,7 +73,7 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
       {'name': load.name, 'groups': _texts(load.groups), **_packed(load.shares[None])}
       for load in look.loads
     ],
-    'drawings': [[title, _png(picture)] for title, picture in look.drawings.items()],
+    'drawings': [[title, png_url(picture)] for title, picture in look.drawings.items()],
     'pixels': None if look.pixels is None else _packed(np.moveaxis(look.pixels, -1, 0) / 255.0),
   }
 
@@ -117,13 +116,6 @@ def _attention(attention: Attention) -> dict[str, Any]:
     ],
     'statistics': statistics,
   }
-
-
-def _png(picture: UInt8[np.ndarray, 'rows columns 3']) -> str:
-  """Returns a picture as the URL of a PNG file."""
-  file = io.BytesIO()
-  Image.fromarray(picture).save(file, 'png')
-  return f'data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}'
 
 
 def _packed(maps: Float[np.ndarray, 'maps rows columns']) -> dict[str, Any]:

@@ -27,6 +27,11 @@ class AudioClassification(Classification):
   features: LogMel = LogMel()
 
   inputs: ClassVar[Inputs] = {'audio': 'audio'}
+  answers_prompts: ClassVar[bool] = True
+
+  def read(self, path):
+    """Returns the path of a WAV file, which `transform` reads."""
+    return str(path)
 
   def transform(self, *, train):
     """Returns the transform that computes the frames of a recording, in training as in evaluation."""

@@ -26,6 +26,8 @@ __all__ = ['Task', 'TaskOutput']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
+# Sums over examples that are no metrics: each example's value is reported under the other name.
+OF_EXAMPLES = {'example/label': 'label', 'example/prediction': 'prediction'}
 
 
 @jax.tree_util.register_dataclass
@@ -85,6 +87,8 @@ class Task(abc.ABC):
   shares_preparation: ClassVar[bool] = False
   # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
+  # What its prompts are: texts, or paths of files.
+  prompts: ClassVar[Literal['texts', 'files']] = 'texts'
   # Whether the model's inputs are the row's `tokens` shifted right, so that hidden vector i predicts token i.
   predicts_next: ClassVar[bool] = False
   # Whether the rows are token ids of a tokenizer.
@@ -328,7 +332,11 @@ class Task(abc.ABC):
       info: statistics of the full split, if the batches cover it.
     """
     default = math.nan if means['loss'][1] == 0 else 0.0
-    return {name: total / weight if weight else default for name, (total, weight) in means.items()}
+    return {
+      name: total / weight if weight else default
+      for name, (total, weight) in means.items()
+      if name not in OF_EXAMPLES
+    }
 
   def of_examples(
     self, examples: Mapping[str, np.ndarray]
@@ -338,7 +346,7 @@ class Task(abc.ABC):
     Args:
       examples: values of all examples by metric, [examples]; those of `example_metrics`.
     """
-    return {}, dict(examples)
+    return {}, {OF_EXAMPLES.get(name, name): values for name, values in examples.items()}
 
   def combine(self, metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the metrics of an evaluation from those of the `parts` by name."""

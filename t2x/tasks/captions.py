@@ -4,7 +4,7 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +142,7 @@ class Captions(TargetText, SourceTargetTask):
   modality: Modality
 
   text_fields: ClassVar[tuple[str, ...]] = ('target',)
+  prompts: ClassVar[Literal['texts', 'files']] = 'files'
 
   def __post_init__(self):
     object.__setattr__(self, 'inputs', {'source': self.modality.kind, 'target': 'ids'})

@@ -2,20 +2,24 @@
 
 import abc
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.data import check_label, label_values
 from t2x.data.sources.base import class_names
 from t2x.models.losses import classification_sums
-from t2x.models.ranks import rank
-from t2x.tasks.base import TaskOutput
+from t2x.models.ranks import choice, rank
+from t2x.tasks.base import OF_EXAMPLES, TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.losses import ClassLoss
+from t2x.tasks.losses import ClassLoss, class_answers, predicted_sums
+from t2x.tasks.prediction import on_devices
 
 __all__ = ['Classification']
 
@@ -34,10 +38,13 @@ class Classification(DistillableTask):
   label_smoothing: TunableRate = 0.0
   loss: ClassLoss | None = None
 
+  prompts: ClassVar[Literal['texts', 'files']] = 'files'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
-  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})
+  example_metrics: ClassVar[frozenset[str]] = frozenset(
+    {'loss', 'accuracy', 'top5_accuracy', *OF_EXAMPLES}
+  )
 
   @property
   def one_segment(self):
@@ -92,7 +99,49 @@ class Classification(DistillableTask):
     logits, out = self.predictions(model, batch, key)
     heads = self.heads(logits, out, key)
     sums = self.class_sums(heads[0], labels, weights, train=key is not None)
+    if key is None:
+      sums |= predicted_sums(choice(heads[0]), labels, weights)
     return self.distilled(TaskOutput(sums, out.aux), heads[1], out.x, teacher, batch)
+
+  def read(self, path: Path) -> Any:
+    """Returns the input in a file, as an example of the source has it.
+
+    Raises:
+      UserError: the file cannot be read.
+    """
+    raise UserError(f'{type(self).__name__} reads no files: pass a split to `t2x eval`')
+
+  def prepared(self, path: str | Path) -> Mapping[str, np.ndarray]:
+    """Returns the input in a file as the model reads it, with a label of 0."""
+    (name,) = self.inputs
+    transform = self.transform(train=False)
+    assert transform is not None
+    row = transform({name: self.read(Path(path)), 'label': 0}, np.random.default_rng(0))
+    expected = self.spec(1)[name].shape[1:]
+    if row[name].shape != expected:
+      raise UserError(
+        f'{path} is of shape {row[name].shape}, but the model reads {expected}: resize it'
+      )
+    return row
+
+  def check_prompt(self, prompt):
+    """Raises UserError if a prompt is no file of an input."""
+    self.prepared(prompt)
+
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Returns the likeliest classes of each file."""
+    (name,) = self.inputs
+    batch = {name: np.stack([self.prepared(prompt)[name] for prompt in prompts])}
+    logits = on_devices(jax.jit(lambda m, b: self.predictions(m, b, None)[0]), model, batch)
+    return class_answers(logits, self.known_names, num_return)
+
+  @property
+  def known_names(self) -> Sequence[str]:
+    """The names of the classes; empty if the source has none, or is not on this machine."""
+    try:
+      return self.class_names
+    except UserError:
+      return ()
 
   def heads(self, logits, out, key):
     """Returns the logits that learn from labels and those that learn from a teacher: of a model with two heads different

@@ -19,6 +19,8 @@ from t2x.data import (
 )
 from t2x.data.batches import Repeated, Transform
 from t2x.data.images import UNLABELLED, fix_statistics
+from t2x.data.sources.image_folder import read_image
+from t2x.data.sources.rewriting import resized_as
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import FlexibleModel, Inputs
@@ -66,6 +68,7 @@ class ImageClassification(Classification):
   patch_sizes: Sequence[Size] = ()
 
   inputs: ClassVar[Inputs] = {'image': 'image'}
+  answers_prompts: ClassVar[bool] = True
 
   def __post_init__(self):
     fix_statistics(self, 'image_shape')
@@ -103,6 +106,10 @@ class ImageClassification(Classification):
       steps += [chosen] if isinstance(chosen, Augmentation) else chosen
     after = self.normalised_augmentation if train else ()
     return Chain((*steps, prepare, *after)) if steps or after else prepare
+
+  def read(self, path):
+    """Returns an image file in the size of the images of the source."""
+    return resized_as(self.source, read_image(path, self.image_shape[-1]))
 
   def order(self, rows, batch_size, seed):
     """Returns the order with each image `repeats` times in its batch.

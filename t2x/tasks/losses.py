@@ -1,11 +1,13 @@
 """Losses and metrics of classification tasks; the cross-entropy is in `t2x.models.losses`."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Fraction, NonNegative
@@ -63,6 +65,36 @@ def f1_sums(
     hits = (is_predicted * (labels == number)).sum()
     sums[f'f1/{name}'] = (2 * hits, is_predicted.sum() + is_label.sum())
   return sums
+
+
+def predicted_sums(
+  predicted: Int[Array, '*batch'], labels: Int[Array, '*batch'], weights: Float[Array, '*batch']
+) -> Sums:
+  """Returns sums from which evaluations record the label and the prediction of each example."""
+  values = {'example/label': labels, 'example/prediction': predicted}
+  return {name: ((value * weights).sum(), weights.sum()) for name, value in values.items()}
+
+
+def class_answers(
+  logits: Float[np.ndarray, 'rows classes'], names: Sequence[str], count: int
+) -> list[list[dict[str, Any]]]:
+  """Returns the likeliest classes of each row, as `Task.generate` does, with their probabilities.
+
+  Args:
+    logits: class logits.
+    names: names of the classes; empty: their numbers.
+    count: number of classes per row.
+  """
+  log_probs = np.asarray(jax.nn.log_softmax(logits), np.float64)
+
+  def answer(row: int, label: int) -> dict[str, Any]:
+    score = float(log_probs[row, label])
+    text = names[label] if names else str(label)
+    fields = {'text': text, 'tokens': [label], 'log_probs': [score], 'score': score}
+    return fields | {'probability': math.exp(score)}
+
+  order = np.argsort(-log_probs, axis=1, kind='stable')[:, :count]
+  return [[answer(row, int(label)) for label in labels] for row, labels in enumerate(order)]
 
 
 def present_tokens(batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length']:

@@ -46,7 +46,7 @@ class Mixture(Task):
 
   # The facts about a task, which are those of the tasks in the mixture.
   facts: ClassVar[tuple[str, ...]] = (
-    *('inputs', 'outputs', 'head', 'unit', 'tokenizes', 'answers_prompts'),
+    *('inputs', 'outputs', 'head', 'unit', 'tokenizes', 'answers_prompts', 'prompts'),
     *('shares_preparation', 'best_metric', 'best_mode', 'whole_batch', 'predicts_next'),
   )
 

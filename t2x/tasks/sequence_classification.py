@@ -14,9 +14,10 @@ from t2x.data import LabelledTexts
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.auxiliary import Auxiliary
+from t2x.tasks.base import OF_EXAMPLES
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelTask
-from t2x.tasks.losses import f1_sums, present_tokens
+from t2x.tasks.losses import class_answers, f1_sums, predicted_sums, present_tokens
 from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['SequenceClassification']
@@ -41,7 +42,7 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
-  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', *OF_EXAMPLES})
 
   def __post_init__(self):
     super().__post_init__()
@@ -70,7 +71,10 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
     weights = self.weighted_targets(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
-    sums |= f1_sums(choice(logits), batch['label'], weights, self.labels)
+    predicted = choice(logits)
+    sums |= f1_sums(predicted, batch['label'], weights, self.labels)
+    if key is None:
+      sums |= predicted_sums(predicted, batch['label'], weights)
     output = self.with_auxiliaries(sums, model, out, batch, key)
     return self.distilled(output, logits, out.x, teacher, batch)
 
@@ -98,12 +102,4 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
     _, logits = self.run_on_examples(
       lambda m, batch: self.predictions(m, batch, None)[0], model, examples
     )
-    log_probs = np.asarray(jax.nn.log_softmax(logits))
-
-    def answer(row, label):
-      score = float(log_probs[row, label])
-      fields = {'text': self.labels[label], 'tokens': [int(label)], 'log_probs': [score]}
-      return fields | {'score': score}
-
-    order = np.argsort(-log_probs, axis=1)[:, :num_return]
-    return [[answer(row, label) for label in labels] for row, labels in enumerate(order)]
+    return class_answers(logits, self.labels, num_return)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from t2x.data import Tokenizer, evaluation_batches
+from t2x.data.sources.base import example_names
 from t2x.data.sources.subset import Spread
 from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task
@@ -179,6 +180,8 @@ class Inference:
     # Without the rows that pad the last batch.
     rows_only = {name: np.concatenate(part)[: len(subset)] for name, part in examples.items()}
     further, rows_only = task.of_examples(rows_only)
+    if 'prediction' in rows_only and (names := example_names(subset)):
+      rows_only['name'] = np.array(names)
     return Evaluation(metrics | further, examples=rows_only)
 
   def evaluators(

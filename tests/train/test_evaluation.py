@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t2x.data import Bytes, ConcatenateAndSplit, TextFiles
-from t2x.data.sources.base import Source
+from t2x.data.sources.base import Examples, Source
 from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding
 from t2x.models import Block, Classifier, Encoder, Stack, VisionTransformer
 from t2x.tasks import CausalLM, ImageClassification
@@ -59,10 +59,20 @@ def test_the_values_of_examples_are_those_of_each_row_alone():
   images = np.random.default_rng(0).random((7, 8, 8, 1), np.float32)
   labels = np.arange(7) % 6
 
+  class NamedImages(Examples):
+    def __len__(self):
+      return len(images)
+
+    def __getitem__(self, index):
+      return {'image': images[index], 'label': labels[index]}
+
+    def names(self):
+      return [f'image {i}' for i in range(len(images))]
+
   @dataclasses.dataclass(frozen=True)
   class Images(Source):
     def load(self, split):
-      return [{'image': image, 'label': label} for image, label in zip(images, labels, strict=True)]
+      return NamedImages()
 
     def splits(self):
       return ('train', 'validation')
@@ -94,12 +104,19 @@ def test_the_values_of_examples_are_those_of_each_row_alone():
     for number, (name, leaf) in enumerate(blueprint.params(model).items())
   }
   result = several.evaluation(params, 'validation')
-  assert {*result.examples} == {'loss', 'accuracy', 'top5_accuracy'}
+  metrics = {'loss', 'accuracy', 'top5_accuracy'}
+  assert {*result.examples} == {*metrics, 'label', 'prediction', 'name'}
+  assert {'label', 'prediction'}.isdisjoint(result.metrics)
+  np.testing.assert_array_equal(result.examples['label'], labels)
+  right = result.examples['prediction'] == labels
+  np.testing.assert_array_equal(right, result.examples['accuracy'])
+  assert result.examples['name'].tolist() == [f'image {i}' for i in range(7)]
   step = single.program.eval_step()
   alone = [
     step(params, batch).sums for batch in single.evaluation_batches(task.rows('validation'), task)
   ]
-  for name, values in result.examples.items():
+  for name in metrics:
+    values = result.examples[name]
     np.testing.assert_allclose(values, [float(sums[name][0]) for sums in alone], rtol=1e-5)
     assert result.metrics[name] == pytest.approx(values.mean(), rel=1e-6)
   assert len({*result.examples['accuracy']}) == 2

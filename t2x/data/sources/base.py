@@ -31,6 +31,10 @@ class Examples(Sequence[Example]):
     """Returns the possible values of `label`; None if this would require reading all examples."""
     return None
 
+  def names(self) -> list[str]:
+    """Returns the name of each example, such as the path of its file; empty if the examples have none."""
+    return []
+
 
 class BulkExamples(Examples):
   """Examples of which several are read at once, in less time than one by one."""
@@ -65,6 +69,11 @@ def read_at(examples: Sequence[Any], indices: Sequence[int]) -> Iterable[Any]:
   if isinstance(examples, BulkExamples):
     return examples.read(indices)
   return (examples[i] for i in indices)
+
+
+def example_names(examples: Any) -> list[str]:
+  """Returns the names of examples or rows; empty if they have none."""
+  return examples.names() if isinstance(examples, Examples) else []
 
 
 def label_values(examples: Sequence[Example]) -> set[Any] | None:

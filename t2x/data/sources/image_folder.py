@@ -121,6 +121,14 @@ class FolderImages(BulkExamples):
     name = self.files[label][i - (self.ends[label - 1] if label else 0)]
     return self.folder / self.classes[label] / os.fsdecode(bytes(name))
 
+  def names(self):
+    """Returns CLASS/FILE of each image."""
+    return [
+      f'{name}/{os.fsdecode(bytes(file))}'
+      for name, files in zip(self.classes, self.files, strict=True)
+      for file in files
+    ]
+
   def _label(self, i: int) -> int:
     return bisect.bisect_right(self.ends, i)
 

@@ -16,6 +16,7 @@ from t2x.data.sources.base import (
   BulkExamples,
   Example,
   Source,
+  example_names,
   label_values,
   origins,
   read_at,
@@ -39,6 +40,9 @@ class _Rewritten(BulkExamples):
 
   def read(self, indices):
     return map(self.source.rewrite, read_at(self.examples, indices))
+
+  def names(self):
+    return example_names(self.examples)
 
   def label_values(self):
     values = label_values(self.examples)

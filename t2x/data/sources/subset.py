@@ -11,7 +11,14 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, NonEmpty, Text
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
+from t2x.data.sources.base import (
+  BulkExamples,
+  Example,
+  Source,
+  example_names,
+  label_values,
+  read_at,
+)
 
 __all__ = ['Part']
 
@@ -33,6 +40,10 @@ class Spread(BulkExamples):
   def read(self, indices):
     originals = [i * len(self.examples) // self.size for i in indices]
     return read_at(self.examples, originals)
+
+  def names(self):
+    names = example_names(self.examples)
+    return [names[i] for i in spread(self.size, len(self.examples))] if names else []
 
   def label_values(self):
     """Returns the label values of the entire source; the subset may lack some."""
@@ -58,6 +69,10 @@ class Selected(BulkExamples):
 
   def read(self, indices):
     return read_at(self.examples, self.indices[list(indices)].tolist())
+
+  def names(self):
+    names = example_names(self.examples)
+    return [names[i] for i in self.indices] if names else []
 
   def label_values(self):
     """Returns the label values of all examples; the selection may lack some."""

@@ -175,7 +175,13 @@ def end_screen(
   # Not wrapped, so that the commands can be copied.
   commands = [f't2x eval {folder}']
   if task.answers_prompts:
-    commands.append(f"t2x generate {folder} --prompt 'TEXT'")
+    prompts = "--prompt 'TEXT'" if task.prompts == 'texts' else '--input FOLDER'
+    commands.append(f't2x generate {folder} {prompts}')
+  kinds = {*task.inputs.values()}
+  if kinds == {'ids'}:
+    commands.append(f"t2x look {folder} --prompt 'TEXT'")
+  elif kinds == {'image'} and task.outputs in ('class logits', 'boxes'):
+    commands.append(f't2x look {folder} --input 0')
   heads = ['next', *[''] * len(commands)]
   return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
 

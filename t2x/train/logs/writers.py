@@ -114,9 +114,16 @@ def _keep(line: bytes, after: int | None, repeated: str | None) -> bool:
 def write_examples(folder: Path, examples: Mapping[str, np.ndarray]) -> None:
   """Writes the values of each example by metric (`Evaluation.examples`) to a run folder."""
   file = io.BytesIO()
-  arrays: dict[str, Any] = {name: np.float32(values) for name, values in examples.items()}
+  arrays: dict[str, Any] = {name: _stored(name, values) for name, values in examples.items()}
   np.savez_compressed(file, **arrays)
   write_atomically(folder / EXAMPLES, file.getvalue())
+
+
+def _stored(name: str, values: np.ndarray) -> np.ndarray:
+  """Returns texts as they are, labels and predictions as integers, and metrics as float32."""
+  if values.dtype.kind == 'U':
+    return values
+  return values.astype(np.int32 if name.endswith(('label', 'prediction')) else np.float32)
 
 
 def json_value(value: Any) -> Any:

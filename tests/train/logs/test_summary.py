@@ -169,9 +169,10 @@ def test_the_end_screen_has_time_best_and_last_metrics_folder_and_commands(tmp_p
     'last        loss 1.5  eval_tokens 245,111',
   ]
   assert ''.join(str(folder).split()) in ''.join(screen.split())
-  assert screen.splitlines()[-2:] == [
+  assert screen.splitlines()[-3:] == [
     f"next        t2x eval '{folder}'",
     f"            t2x generate '{folder}' --prompt 'TEXT'",
+    f"            t2x look '{folder}' --prompt 'TEXT'",
   ]
 
 
