@@ -1,4 +1,4 @@
-"""What the metric of a sweep is computed on, which must be equal for all variants: examples and tokenizer."""
+"""What the metric of a sweep is computed on, which must be equal for all variants: examples, tokenizer, compared rows."""
 
 import dataclasses
 import hashlib
@@ -23,11 +23,13 @@ class Evaluated:
     examples: source and split of each task by its name in a mixture; '' without one.
     num_examples: number of examples that are sampled from the splits; None: all.
     tokenized: the task of the run, whose tokenizer counts; None if the metric does not depend on it.
+    rows: rows that the metric compares with each other, by task; None if it does not depend on them.
   """
 
   examples: Mapping[str, tuple[Source, str]]
   num_examples: int | None
   tokenized: Task | None
+  rows: Mapping[str, int | None]
 
   def difference(self, other: 'Evaluated') -> str:
     """Returns how it differs from the data of another variant; '' if it is comparable."""
@@ -37,6 +39,9 @@ class Evaluated:
       its, its_split = other.examples[name]
       if (source, split) != (its, its_split) and _digest(source, split) != _digest(its, its_split):
         return f"on other data, the split '{split}' of {source.describe()}"
+    for name, count in self.rows.items():
+      if count != other.rows.get(name):
+        return f'over {count} rows at once, and not over {other.rows.get(name)}'
     mine, its_task = self.tokenized, other.tokenized
     if mine is None or its_task is None or _settings(mine) == _settings(its_task):
       return ''
@@ -53,13 +58,16 @@ def evaluated(experiment: Experiment, metric: str) -> Evaluated:
   task = experiment.evaluated_task(name if evaluator else None)
   parts = {name: task.parts[name]} if name in task.parts else task.parts
   split = evaluator.split if evaluator and evaluator.split else task.eval_split
-  by_tokens = own_name != _BY_BYTES and (evaluator is None or evaluator.by_tokens)
+  # The metrics of the task, and not those of another evaluator.
+  of_task = evaluator is None or evaluator.by_tokens
+  by_tokens = own_name != _BY_BYTES and of_task
   # The class of a text has one loss, whatever its tokens are.
   by_tokens = by_tokens and task.tokenizes and task.outputs != 'class logits'
   return Evaluated(
     {key: (part.source, task.split_of(part, split)) for key, part in parts.items()},
     evaluator.num_examples if evaluator else None,
     experiment.task if by_tokens else None,
+    {key: part.eval_rows for key, part in parts.items()} if of_task else {},
   )
 
 

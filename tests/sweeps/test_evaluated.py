@@ -5,11 +5,20 @@ import dataclasses
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, Characters, Digits, TextFiles
+from t2x.data import BabelDates, Bytes, Characters, Digits, TextFiles
 from t2x.sweeps.evaluated import evaluated
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep
-from t2x.tasks import CausalLM, ImageClassification, Losses, Mixture, SequenceClassification
+from t2x.tasks import (
+  CausalLM,
+  Contrastive,
+  ImageClassification,
+  Losses,
+  Mixture,
+  Retrieval,
+  SequenceClassification,
+  Sigmoid,
+)
 from t2x.train import Experiment
 
 IMAGES = ImageClassification(
@@ -78,6 +87,17 @@ def test_classes_of_texts_do_not_depend_on_the_tokenizer(texts):
     )
 
   assert difference(classifier(Bytes()), classifier(Characters(vocab_size=20)), 'accuracy') == ''
+
+
+def test_metrics_that_depend_on_the_rows_of_a_batch_need_equal_ones():
+  """Accuracy of pairs is a choice among the pairs of a batch; recall is one among all of the split."""
+  task = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
+  more = dataclasses.replace(task, eval_rows=32)
+  for metric in ('accuracy', 'loss', 'held_out/accuracy'):
+    found = difference(task, more, metric, held_out=Losses(), all_pairs=Retrieval())
+    assert found == 'over 64 rows at once, and not over 32'
+  assert difference(task, more, 'all_pairs/recall_1', all_pairs=Retrieval()) == ''
+  assert difference(task, dataclasses.replace(task, loss=Sigmoid()), 'accuracy') == ''
 
 
 def test_an_evaluator_has_its_own_data_and_the_tokenizer_of_the_run(texts):
