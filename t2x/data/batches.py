@@ -16,6 +16,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint, is_former
 from t2x.data.shuffling import shuffled
+from t2x.data.sources.base import BulkExamples, Source, label_values, read_at
 
 __all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'Repeated', 'evaluation_batches']
 
@@ -145,7 +146,6 @@ class Batches:
     order: Order | None = None,
     process_index: int = 0,
     process_count: int = 1,
-    content: str = '',
   ):
     """
     Args:
@@ -157,7 +157,6 @@ class Batches:
       order: order of the rows; None: `Shuffled`.
       process_index: index of this process, which reads the share of that index.
       process_count: number of equal consecutive shares of the global batch.
-      content: identifies the content of rows without a `fingerprint`.
 
     Raises:
       UserError: there are no rows, or batch_size is not a multiple of process_count.
@@ -166,7 +165,6 @@ class Batches:
       raise UserError('the data has no rows: batches need at least one')
     self.rows, self.transform, self.seed = rows, transform, seed
     self.batch_size, self.order = batch_size, order or Shuffled(len(rows), seed)
-    self.content = content
     self.part = _share(batch_size, process_index, process_count)
 
   @property
@@ -178,9 +176,7 @@ class Batches:
   def fingerprint(self) -> str:
     """Identifies the global stream of batches; equal on every process."""
     settings = self.batch_size, self.seed, self.order.identity
-    content = () if is_former() else (self.content,)
-    rows = *content, rows_fingerprint(self.rows), len(self.rows)
-    return fingerprint(*rows, self.transform, *settings)
+    return fingerprint(rows_fingerprint(self.rows), len(self.rows), self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epoch and the row index of each example in this process's share of a batch."""
@@ -270,6 +266,34 @@ def _stack(examples: Sequence[Mapping[str, Any]]) -> Batch:
 def _pad(array: np.ndarray, size: int) -> np.ndarray:
   padding = np.zeros((size - len(array), *array.shape[1:]), array.dtype)
   return np.concatenate([array, padding])
+
+
+class SourceRows(BulkExamples):
+  """The examples of a split as rows, which the source identifies.
+
+  Args:
+    source: the source.
+    split: name of the split.
+  """
+
+  def __init__(self, source: Source, split: str):
+    self.source, self.split, self.examples = source, split, source.load(split)
+
+  @property
+  def fingerprint(self) -> str:
+    """Identifies the content of all examples."""
+    if is_former():
+      return rows_fingerprint(self.examples)
+    return fingerprint(self.source.fingerprint(), self.split)
+
+  def __len__(self) -> int:
+    return len(self.examples)
+
+  def read(self, indices):
+    return read_at(self.examples, indices)
+
+  def label_values(self):
+    return label_values(self.examples)
 
 
 def rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:

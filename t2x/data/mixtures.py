@@ -18,7 +18,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
 from t2x.data.batches import Order, Transform, needs_rows, rows_fingerprint, transformed
-from t2x.data.prepared_folders import fingerprint, is_former
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
 
 __all__ = [
@@ -125,15 +125,14 @@ class MixtureRows(Sequence):
 
   Args:
     sources: name -> rows.
-    content: identifies the content of rows without a `fingerprint`.
 
   Attributes:
     info: totals of the statistics that all sources have.
     fingerprint: identifies the rows of all sources.
   """
 
-  def __init__(self, sources: Mapping[str, Sequence[Mapping[str, Any]]], content: str = ''):
-    self.sources, self.content = dict(sources), content
+  def __init__(self, sources: Mapping[str, Sequence[Mapping[str, Any]]]):
+    self.sources = dict(sources)
     self._rows = list(self.sources.values())
     self.starts = list(itertools.accumulate(map(len, self._rows), initial=0))
     infos = [getattr(rows, 'info', None) or {} for rows in self._rows]
@@ -143,9 +142,9 @@ class MixtureRows(Sequence):
   @property
   def fingerprint(self) -> str:
     """Identifies the names and the rows of the sources."""
-    parts = [(name, rows_fingerprint(rows)) for name, rows in self.sources.items()]
-    content = () if is_former() else (self.content,)
-    return fingerprint('mixture', *content, *parts)
+    return fingerprint(
+      'mixture', *((name, rows_fingerprint(rows)) for name, rows in self.sources.items())
+    )
 
   def __len__(self) -> int:
     return self.starts[-1]

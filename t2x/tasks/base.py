@@ -13,6 +13,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.ranges import Text
 from t2x.data import Batches, Order, Rows, Source, Tokenizer
+from t2x.data.batches import SourceRows
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
 from t2x.decode.sampling import SampleSeed
@@ -182,7 +183,7 @@ class Task(abc.ABC):
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
     """Returns the rows of a split for `transform`: the examples of the source, unless a task prepares and caches rows."""
     self.check_split(split)
-    return self.source.load(split)
+    return SourceRows(self.source, split)
 
   def order(self, rows: Any, batch_size: int, seed: int) -> Order | None:
     """Returns the order in which training reads rows; None: shuffled."""
@@ -200,7 +201,6 @@ class Task(abc.ABC):
       order=self.order(rows, batch_size, seed),
       process_index=process_index,
       process_count=process_count,
-      content='' if hasattr(rows, 'fingerprint') else self.source.fingerprint(),
     )
 
   def describe_rows(self, rows: Any, num_steps: int, batch_size: int) -> str:

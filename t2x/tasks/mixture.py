@@ -156,7 +156,7 @@ class Mixture(Task):
   def rows(self, split):
     rows: list[Any] = []
     self._for_each(lambda task: rows.append(task.rows(self.split_of(task, split))))
-    return MixtureRows(dict(zip(self.tasks, rows, strict=True)), self._source_fingerprint)
+    return MixtureRows(dict(zip(self.tasks, rows, strict=True)))
 
   def check_rows(self, split, rows):
     parts = iter(rows.sources.values())
