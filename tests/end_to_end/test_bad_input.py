@@ -69,7 +69,7 @@ def test_a_folder_has_one_training_process_at_a_time(experiment, t2x, tmp_path):
   ('words', 'text'),
   [
     (('look', '{run}', '--prompt', 'a\udcff'), '--prompt: unpaired surrogate at character 1'),
-    (('look', '{run}', '--input', 'a\0b'), 'cannot be read: embedded null byte'),
+    (('look', '{run}', '--input', 'a\0b'), 'a\\x00b cannot be read: '),
     (('look', '{run}', '--input', '{folder}/none'), '{folder}/none cannot be read: No such file'),
     (('look', '{run}', '--input', '{folder}/bytes'), '{folder}/bytes is not a UTF-8 text file'),
     (('look', '{run}', '--input', '{folder}/pipe'), '{folder}/pipe is not a regular file'),
