@@ -108,7 +108,7 @@ def lowered(size: Size, experts: int | None, dispatch, ragged: bool) -> tuple:
 
   part, inputs = jax.jit(build)(), arrays(size)
   step = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
-  with in_step(for_accelerators=ragged):
+  with in_step(target='tpu' if ragged else None):
     program = step.lower(part, jnp.asarray(inputs[0]), inputs[1])
   return program, (part, *inputs)
 

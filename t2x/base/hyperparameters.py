@@ -56,7 +56,7 @@ class StepContext:
     step: number of train steps taken, int32 []; None outside of a train step.
     plain: whether operations with gradients of their own are replaced by plain ones.
     micro_batches: number of parts into which a train step splits its batch (`Trainer.accumulate`).
-    for_accelerators: whether the program is traced as it is for GPUs and TPUs, on whatever machine.
+    target: platform that the program is traced for, 'cpu', 'gpu' or 'tpu'; None: that of this process. See `target`.
     groups: the part of each row while several parts of one class are applied together, a
       `t2x.layers.grouped.Groups`; None elsewhere.
   """
@@ -66,7 +66,7 @@ class StepContext:
   step: Any = None
   plain: bool = False
   micro_batches: int = 1
-  for_accelerators: bool = False
+  target: str | None = None
   groups: Any = None
 
 
@@ -91,6 +91,20 @@ def in_step(**fields: Any) -> Iterator[None]:
     yield
   finally:
     _CONTEXT.reset(token)
+
+
+def target() -> str:
+  """Returns the platform that the traced program is for: 'cpu', 'gpu' or 'tpu'.
+
+  A program may be traced for devices that this machine does not have: `in_step(target='tpu')`. What is compiled inside a
+  function with its own `jax.jit` keeps the platform of its first trace.
+  """
+  own = step_context().target
+  if own is None:
+    import jax
+
+    return jax.default_backend()
+  return own
 
 
 def check_whole_batch(what: str, instead: str) -> None:

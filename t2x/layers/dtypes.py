@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t2x.base.hyperparameters import target
 from t2x.layers.constraints import num_parts
 from t2x.layers.one_cpu import is_plain, repeat
 
@@ -121,7 +122,7 @@ def _forward(axis: Any, mode: Any, shape: Any, table: Any, indices: Any) -> tupl
 def _backward(axis: Any, mode: Any, shape: Any, indices: Any, gradient: Any) -> tuple[Any, Any]:
   wide = jax.ShapeDtypeStruct(shape.shape, jnp.promote_types(shape.dtype, Dtypes.reductions))
   # The sums for GPUs drop indices that are out of range, as a scatter does in these modes.
-  slow = jax.default_backend() == 'gpu' and axis == 0 and len(indices) == 1
+  slow = target() == 'gpu' and axis == 0 and len(indices) == 1
   if slow and mode in (None, 'fill') and wide.shape[0] <= ONE_HOT_ROWS:
     total = one_hot_sum(wide, gradient, *indices)
   elif slow and mode in (None, 'fill') and all(num_parts(name) == 1 for name in _ROWS):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Int
 
-from t2x.base.hyperparameters import in_step, step_context
+from t2x.base.hyperparameters import in_step, step_context, target
 from t2x.layers.constraints import map_shards, mesh_axes
 from t2x.layers.counting import used_rows
 from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed
@@ -59,7 +59,7 @@ class Groups:
 
 def block_size(rows_per_part: float) -> int:
   """Returns the rows of a block: 1 with `jax.lax.ragged_dot`, else a number that was fastest on two cores."""
-  if jax.default_backend() == 'tpu' or is_plain() or step_context().for_accelerators:
+  if target() == 'tpu' or is_plain():
     return 1
   return 128 if rows_per_part >= 256 else 64 if rows_per_part >= 64 else 32
 
@@ -128,7 +128,7 @@ def grouped_product(
     num_parts: int, batched: Any, x: Array, kernel: Array, groups: Groups
   ) -> tuple[Array, bool]:
     apply = _forward if is_plain() else _product
-    how = _How(tuple(axes), groups.block, groups.used, step_context().layout)
+    how = _How(tuple(axes), groups.block, groups.used, step_context().layout, target())
     return apply(how, x, kernel, groups.sizes), False
 
   return product(own_rows(x, groups), kernel, groups)
@@ -136,12 +136,13 @@ def grouped_product(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _How:
-  """Static arguments of a product: axes of a kernel, those of `Groups`, and the layout."""
+  """Static arguments of a product: axes of a kernel, those of `Groups`, the layout and the target."""
 
   axes: tuple[str | None, ...]
   block: int
   used: float
   layout: Any
+  target: str
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -168,7 +169,7 @@ def _saved(how: _How, *arguments: Array) -> tuple[Array, tuple[Array, ...]]:
 
 def _backward(how: _How, saved: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, None]:
   # A backward pass is traced after the step has left its context.
-  with in_step(layout=how.layout):
+  with in_step(layout=how.layout, target=how.target):
     return _gradients(how, saved, gradient)
 
 
@@ -229,7 +230,8 @@ def _multiply(how: _How, x: Array, matrices: Array, sizes: Array, numbers: Any) 
     from t2x.layers.grouped_kernels import block_products
 
     part = _part_of_blocks(block, len(x), sizes)
-    return block_products(x, matrices.astype(x.dtype), part, transposed=axis == 1)
+    with used_rows(how.used):
+      return block_products(x, matrices.astype(x.dtype), part, transposed=axis == 1)
   if not _has_loops(how):
     with used_rows(how.used):
       return jax.lax.ragged_dot_general(x, matrices, sizes, numbers)
@@ -252,7 +254,8 @@ def _sums(
   if _has_kernels(how, x, x.shape[1], gradient.shape[1]):
     from t2x.layers.grouped_kernels import block_sums
 
-    return block_sums(x, gradient.astype(x.dtype), jnp.cumsum(sizes) // block, block)
+    with used_rows(how.used):
+      return block_sums(x, gradient.astype(x.dtype), jnp.cumsum(sizes) // block, block)
   if not _has_loops(how):
     with used_rows(how.used):
       return jax.lax.ragged_dot_general(x, gradient, sizes, _SUMS)
@@ -270,11 +273,11 @@ def _sums(
 
 
 def _has_loops(how: _How) -> bool:
-  return how.block > 1 and jax.default_backend() == 'cpu'
+  return how.block > 1 and how.target == 'cpu'
 
 
 def _has_kernels(how: _How, x: Array, *widths: int) -> bool:
-  if how.block == 1 or jax.default_backend() != 'gpu':
+  if how.block == 1 or how.target != 'gpu':
     return False
   return x.dtype in (jnp.bfloat16, jnp.float16) and not any(width % 32 for width in widths)
 

@@ -55,7 +55,8 @@ def block_products(
     total = jax.lax.fori_loop(jnp.int32(0), steps, add, jnp.zeros((block, tile), jnp.float32))
     y[rows, columns] = total.astype(y.dtype)
 
-  return _call(kernel, (outputs // tile, len(part)), (len(x), outputs), x.dtype, interpret)(
+  grid, multiply_adds = (outputs // tile, len(part)), len(x) * inputs * outputs
+  return _call(kernel, grid, (len(x), outputs), x.dtype, multiply_adds, interpret)(
     part, x, matrices
   )
 
@@ -94,8 +95,8 @@ def block_sums(
     total = jax.lax.fori_loop(first, last, add, jnp.zeros(tiles, jnp.float32))
     sums[part, left, right] = total
 
-  grid = inputs // tiles[0], outputs // tiles[1], len(ends)
-  return _call(kernel, grid, (len(ends), inputs, outputs), jnp.float32, interpret)(
+  grid, multiply_adds = (inputs // tiles[0], outputs // tiles[1], len(ends)), x.size * outputs
+  return _call(kernel, grid, (len(ends), inputs, outputs), jnp.float32, multiply_adds, interpret)(
     ends, x, gradient
   )
 
@@ -109,11 +110,14 @@ def _call(
   grid: tuple[int, ...],
   shape: tuple[int, ...],
   dtype: Any,
+  multiply_adds: int,
   interpret: bool,
 ) -> Callable[..., Array]:
   return pl.pallas_call(
     kernel,
     grid=grid,
+    # Read by `t2x plan`.
+    cost_estimate=pl.CostEstimate(flops=2 * multiply_adds, transcendentals=0, bytes_accessed=0),
     out_shape=jax.ShapeDtypeStruct(shape, dtype),
     compiler_params=triton.CompilerParams(num_warps=8, num_stages=3),
     interpret=interpret,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import in_step, step_context
+from t2x.base.hyperparameters import in_step, step_context, target
 from t2x.layers.constraints import num_devices
 
 
@@ -38,7 +38,7 @@ def is_plain() -> bool:
 
 def on_one_cpu() -> bool:
   """Returns whether the program that is traced is for one CPU device, and not with `plain_operations`."""
-  return jax.default_backend() == 'cpu' and num_devices() == 1 and not is_plain()
+  return target() == 'cpu' and num_devices() == 1 and not is_plain()
 
 
 def project(x: Float[Array, '...'], kernel: Float[Array, '...'], num_inputs: int) -> Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
+from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
 from t2x.layers.dtypes import Dtypes, add_sums, zero_sums
 from t2x.layers.one_cpu import is_plain
@@ -45,7 +46,7 @@ def tokens_per_block(batch: int, length: int, vocab: int) -> int | None:
     vocab: number of logits of a token on one device.
   """
   logit_bytes = jnp.dtype(Dtypes.logits).itemsize
-  largest = max(1, BLOCK_BYTES[jax.default_backend()] // (logit_bytes * batch * vocab))
+  largest = max(1, BLOCK_BYTES[target()] // (logit_bytes * batch * vocab))
   if largest >= length:
     return None
   return math.ceil(length / math.ceil(length / largest))

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import scalar
+from t2x.base.hyperparameters import scalar, target
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
@@ -246,7 +246,7 @@ class Stack(nnx.Module):
 
   def _unroll(self) -> int:
     """Returns the number of repeats per iteration of the scan."""
-    on_gpu = jax.default_backend() == 'gpu' and self.num_repeats <= _UNROLLED_ON_GPUS
+    on_gpu = target() == 'gpu' and self.num_repeats <= _UNROLLED_ON_GPUS
     return self.unroll or (self.num_repeats if on_gpu else 1)
 
   def start(self, x: Array, layers: Iterable[Layer]) -> Any:

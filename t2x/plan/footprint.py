@@ -1,6 +1,7 @@
 """Memory, products and collectives of a train step on one device, from its traced program: nothing is compiled."""
 
 import collections
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -10,10 +11,13 @@ import jax
 from jax.interpreters import partial_eval
 
 from t2x.base.hyperparameters import in_step
+from t2x.layers import XLA, AttentionInputs, Auto, Blockwise, Kernel, PallasMHA, Splash
 from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array, Totals
 from t2x.plan.shards import Spec, spec_of
 from t2x.plan.trace import Walker
 from t2x.train import Program
+from t2x.train.logs.flops import with_kernels
+from t2x.train.params import Blueprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,14 +70,15 @@ class Footprint:
     }
 
 
-def footprint(program: Program) -> Footprint:
+def footprint(program: Program, target: str | None = None) -> Footprint:
   """Traces the train step of a program and walks through it.
 
   Args:
     program: its mesh may be abstract.
+    target: platform of the devices; see `t2x.base.hyperparameters.target`. None: that of this process.
   """
   state, batch = program.abstract, program.batch()
-  totals = _totals(program, (state, program.frozen, batch))
+  totals = _totals(program, (state, program.frozen, batch), target)
   return Footprint(
     parameters=_bytes((state.params, program.frozen)),
     optimizer=_bytes(state.opt_state),
@@ -87,9 +92,28 @@ def footprint(program: Program) -> Footprint:
   )
 
 
-def _totals(program: Program, arguments: tuple[Any, Any, Any]) -> Totals:
-  with in_step(for_accelerators=True):
-    closed = jax.make_jaxpr(program.step())(*arguments)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _InTiles(Kernel):
+  """Computes what a fused kernel would by `Blockwise`, which saves the same arrays and can be traced anywhere."""
+
+  kernel: Kernel
+
+  needs_complete_rows = False
+
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return self.kernel.supports(inputs)
+
+  def attend(self, inputs: AttentionInputs) -> jax.Array:
+    kernel = self.kernel.choose(inputs)[0] if isinstance(self.kernel, Auto) else self.kernel
+    is_fused = isinstance(kernel, (PallasMHA, Splash)) or kernel == XLA('cudnn')
+    return (Blockwise() if is_fused else kernel)(inputs)
+
+
+def _totals(program: Program, arguments: tuple[Any, Any, Any], target: str | None) -> Totals:
+  traced = copy.copy(program)
+  traced.blueprint = Blueprint(with_kernels(program.blueprint.shapes, _InTiles))
+  with in_step(target=target):
+    closed = jax.make_jaxpr(traced.step())(*arguments)
   outputs = [True] * len(closed.jaxpr.outvars)
   jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
   state, frozen, batch = arguments

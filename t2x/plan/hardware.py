@@ -44,6 +44,11 @@ class Device:
   source: str
 
   @property
+  def platform(self) -> str:
+    """What JAX calls its platform."""
+    return 'tpu' if self.jax_kind.startswith('TPU') else 'gpu'
+
+  @property
   def peak(self) -> float:
     """FLOPs per second of dense bfloat16 products."""
     return PEAK_FLOPS[self.jax_kind]

@@ -116,7 +116,7 @@ class Planner:
         f'--devices {self.num_devices}: the mesh has Mesh.num_devices = {required}, remove one of them'
       )
     program = Program(experiment, mesh=experiment.mesh.abstract(self.num_devices))
-    traced = footprint(program)
+    traced = footprint(program, None if self.device is None else self.device.platform)
     time = None
     if self.device is not None and trainer.compute_dtype == 'bfloat16':
       shape = dict(program.mesh.shape)

@@ -40,7 +40,9 @@ COLLECTIVES = {
 }
 # Product of each row with the matrix of its group, as in mixtures of experts.
 GROUPED = 'ragged_dot_general'
-PRODUCTS = ('dot_general', 'conv_general_dilated', GROUPED)
+# Kernels of Pallas, with the FLOPs that they state.
+KERNEL = 'pallas_call'
+PRODUCTS = ('dot_general', 'conv_general_dilated', GROUPED, KERNEL)
 # Operations whose operands and results are in memory.
 HEAVY = (
   'cholesky',
@@ -54,6 +56,7 @@ HEAVY = (
   'gather',
   *COLLECTIVES,
   GROUPED,
+  KERNEL,
   *SCATTERS,
   'sort',
   'top_k',
@@ -101,8 +104,11 @@ def product_flops(
   equation: Any, result: Array, inputs: Sequence[Array], summed: tuple[str, ...], sizes: Sizes
 ) -> int:
   """Returns the FLOPs of a matrix product or convolution on one device, 2 per multiply-add."""
+  used = share_of(str(equation.source_info.name_stack))
+  if equation.primitive.name == KERNEL:
+    cost = equation.params['cost_estimate']
+    return 0 if cost is None else int(used * cost.flops)
   if equation.primitive.name == GROUPED:
-    used = share_of(str(equation.source_info.name_stack))
     split = parts([*result.spec, summed], sizes)
     return int(2 * used * grouped_multiply_adds(equation)) // split
   local = result.size // parts(result.spec, sizes)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from t2x.base.hyperparameters import in_step
 from t2x.base.text_table import text_table
 from t2x.parallel.report import format_bytes
 from t2x.plan.cost import collective_seconds
@@ -194,18 +195,19 @@ def assumptions(plan: Plan) -> list[str]:
   task = variant.program.experiment.task
   assert task is not None  # A variant is complete.
   program = variant.program
-  kernels = attention_kernels(
-    program.blueprint.shapes,
-    task,
-    program.trainer.compute_dtype,
-    program.layout,
-    program.batch_size,
-  )
+  with in_step(target=None if device is None else device.platform):
+    kernels = attention_kernels(
+      program.blueprint.shapes,
+      task,
+      program.trainer.compute_dtype,
+      program.layout,
+      program.batch_size,
+    )
   lines = [
     'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '
     'operations are computed inside the operations that read them: temporaries are an estimate',
-    f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel for complete rows, which saves the '
-    'same arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
+    f'attention: {"; ".join(kernels) or "none"}. A fused kernel saves the same arrays as Blockwise (queries, keys, values, '
+    'output, row statistics); its temporaries are an estimate',
   ]
   if plan.base.compiled is not None:
     lines.append(

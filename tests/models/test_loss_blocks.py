@@ -144,10 +144,10 @@ def test_the_blocks_of_a_size_are_equal_and_at_most_256_mib():
   assert tokens_per_block(1, 3, 2**28) == 1
 
 
-def test_blocks_are_larger_on_gpus(monkeypatch):
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  assert tokens_per_block(8, 256, 50257) is None
-  assert tokens_per_block(32, 1024, 50304) == 256
+def test_blocks_are_larger_on_gpus():
+  with in_step(target='gpu'):
+    assert tokens_per_block(8, 256, 50257) is None
+    assert tokens_per_block(32, 1024, 50304) == 256
 
 
 def test_small_logits_are_computed_at_once_by_default(monkeypatch):

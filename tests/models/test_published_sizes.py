@@ -162,7 +162,7 @@ def multiply_adds_of_an_image(name):
   model = read_config([MODELS / f'{name}.gin']).build().shapes()
   model = with_kernels(model, lambda kernel: Dense())
   image = jax.ShapeDtypeStruct((1, 224, 224, 3), 'float32')
-  with in_step(for_accelerators=True):
+  with in_step(target='tpu'):
     traced = jax.make_jaxpr(lambda model, x: model(x).x)(model, image)
   return _multiply_adds(traced.jaxpr).full
 

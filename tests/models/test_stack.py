@@ -9,6 +9,7 @@ import pytest
 from applying import applied
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
 from t2x.layers.keys import row_keys
 from t2x.models import ParallelBlock
@@ -47,12 +48,10 @@ def test_scan_equals_unrolled(make, unroll):
     ('gpu', 4, {'num_groups': 2}, 4),
   ],
 )
-def test_stacks_of_few_layers_are_unrolled_on_gpus(
-  make, monkeypatch, backend, num_layers, settings, unroll
-):
+def test_stacks_of_few_layers_are_unrolled_on_gpus(make, backend, num_layers, settings, unroll):
   stack = build(make, num_layers=num_layers, **settings)
-  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
-  traced = str(jax.make_jaxpr(lambda stack, x: call(stack, x))(stack, x_of(make)))
+  with in_step(target=backend):
+    traced = str(jax.make_jaxpr(lambda stack, x: call(stack, x))(stack, x_of(make)))
   assert f'unroll={unroll}\n' in traced
 
 

@@ -31,7 +31,7 @@ def traced(expert, mesh, dispatch=Capacity()):
   split = state_shardings(abstract, settings.rules, blueprint.infos, params)
 
   def loss(part, x):
-    with in_step(layout=layout, for_accelerators=True):
+    with in_step(layout=layout, target='tpu'):
       result = part(layout.constrain(x, ('batch', 'length', 'embed')), Call(Tokens.row(LENGTH)))
     return jnp.square(result.x).sum()
 

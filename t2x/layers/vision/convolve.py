@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import step_context
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.group_convolution import convolution
 from t2x.layers.one_cpu import on_one_cpu, project
@@ -34,7 +33,7 @@ def convolve(
   size, _, group_size, width = kernel.shape
   num_features = x.shape[-1]
   around = size // 2 if size % 2 else 0
-  if on_one_cpu() and not step_context().for_accelerators:
+  if on_one_cpu():
     is_depthwise = group_size == 1 and num_features == width
     if is_depthwise and size % 2 and size <= _MAX_TAPS and stride == 1:
       return _depthwise(x, kernel)

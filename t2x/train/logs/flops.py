@@ -86,7 +86,8 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
   for _, module in nnx.iter_modules(dense):
     if isinstance(module, LogitHead):
       module.chunk = None  # All logits at once.
-  with in_step(for_accelerators=True):
+  # Grouped products as one operation, and no operations for one CPU.
+  with in_step(target='tpu'):
     jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(dense, task.spec(1))
   count = _multiply_adds(jaxpr.jaxpr)
   tokens = sum(row_lengths(task, model).values())

@@ -5,9 +5,9 @@ import functools
 import logging
 from collections.abc import Sequence
 
-import jax
 from jaxtyping import Array, Float
 
+from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import AttentionInputs, Kernel
 from t2x.layers.attention.kernels.blockwise import Blockwise
@@ -47,10 +47,10 @@ class Auto(Kernel):
     refusal = cudnn.supports(inputs)
     if refusal is None:
       return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
-    pallas = [PallasMHA()] if jax.default_backend() == 'gpu' else []
+    pallas = [PallasMHA()] if target() == 'gpu' else []
     if inputs.q_len * inputs.k_len <= self._limit(inputs, pallas):
       return Dense(), f'{size} are few; {refusal}'
-    splash = [Splash()] if jax.default_backend() == 'tpu' else []
+    splash = [Splash()] if target() == 'tpu' else []
     ring = [Ring()] if num_parts('length') > 1 else []
     for kernel in (*ring, *pallas, *splash, Blockwise()):
       reason = kernel.supports(inputs)

@@ -4,11 +4,11 @@ FlashAttention: Dao et al. 2022, arXiv:2205.14135)."""
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
@@ -90,8 +90,8 @@ class PallasMHA(Kernel):
   def _device_limit(self, scores: DotProduct) -> str | None:
     if self.interpret:
       return None
-    if jax.default_backend() != 'gpu':
-      return f'PallasMHA needs an NVIDIA GPU, but the backend is {jax.default_backend()}'
+    if target() != 'gpu':
+      return f'PallasMHA needs an NVIDIA GPU, but the backend is {target()}'
     if scores.q.dtype not in (jnp.bfloat16, jnp.float16):
       return f'PallasMHA is used with bfloat16 and float16, not {scores.q.dtype}'
     if any(num_parts(axis) > 1 for axis in _AXES):

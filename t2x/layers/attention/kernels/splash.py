@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
@@ -64,8 +65,8 @@ class Splash(Kernel):
       return f'splash attention does not support position terms, but {terms.name} has them'
     if inputs.has_dropout:
       return 'splash attention does not support dropout of attention probabilities'
-    if not self.interpret and jax.default_backend() != 'tpu':
-      return f'splash attention needs a TPU, but the backend is {jax.default_backend()}'
+    if not self.interpret and target() != 'tpu':
+      return f'splash attention needs a TPU, but the backend is {target()}'
     if num_parts('length') > 1:
       return 'splash attention does not support rows that are split over devices'
     dtypes = [jnp.dtype(x.dtype) for x in (scores.q, scores.k, inputs.v)]

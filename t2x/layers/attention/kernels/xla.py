@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.base.hyperparameters import target
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -78,8 +79,8 @@ class XLA(Kernel):
 
 def _cudnn_limit(scores: DotProduct, inputs: AttentionInputs) -> str | None:
   q = scores.q
-  if jax.default_backend() != 'gpu':
-    return f'cuDNN needs an NVIDIA GPU, but the backend is {jax.default_backend()}'
+  if target() != 'gpu':
+    return f'cuDNN needs an NVIDIA GPU, but the backend is {target()}'
   if (reason := no_forward_mode('cuDNN')) is not None:
     return reason
   if num_parts('length') > 1:

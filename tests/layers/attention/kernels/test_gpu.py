@@ -33,9 +33,10 @@ jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_lev
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu():
   """Makes kernels choose as on an NVIDIA GPU."""
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  with in_step(target='gpu'):
+    yield
 
 
 def arrays(seed, length=LENGTH, heads=4, kv_heads=2, dim=16, k_len=None, dtype=jnp.float32):

@@ -169,8 +169,9 @@ def inputs(
 
 
 @pytest.fixture
-def on_tpu(monkeypatch):
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
+def on_tpu():
+  with in_step(target='tpu'):
+    yield
 
 
 @pytest.mark.parametrize(
