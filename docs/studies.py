@@ -1,6 +1,10 @@
-"""Writes the page of all studies, with questions, results and limits of the READMEs and verdicts of the reports."""
+"""Writes the pages of all studies from their READMEs and reports: `docs/studies.md` and `experiments/README.md`.
+
+python -m docs.studies   # experiments/README.md
+"""
 
 import collections
+import csv
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -143,9 +147,59 @@ def variants(sweeps: list[Report], verdict: str) -> str:
   return '; '.join(groups)
 
 
+def overview(
+  folder: Path = ROOT / 'experiments',
+  chapters: Mapping[str, tuple[str, tuple[str, ...]]] = CHAPTERS,
+) -> str:
+  """Returns the table of all studies for `experiments/README.md`; those with the largest share of verdicts come first."""
+  rows = []
+  for name in (name for _, group in chapters.values() for name in group):
+    title, _, answer, *_ = paragraphs(folder / name)
+    compared = [c for report in reports(folder / name) for c in report.comparisons]
+    given = [c for c in compared if c.verdict in ('helps', 'hurts', 'same')]
+    seeds = sorted({c.seeds for c in compared if c.seeds})
+    cells = [
+      f'[{title.partition(":")[0]}]({name}/README.md)',
+      ' '.join(answer.removeprefix('**Answer:** ').split()),
+      ' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else '',
+      f'{len(given)} of {len(compared)}' if compared else '',
+      f'{minutes(folder / name):.0f}' if compared else '',
+      max(re.findall(r'20\d\d-\d\d-\d\d', (folder / name / 'README.md').read_text()), default=''),
+    ]
+    rows.append((-len(given) / max(len(compared), 1), -len(given), not compared, cells))
+  lines = [
+    '| study | answer | seeds | verdicts | minutes | date |',
+    '| --- | --- | ---: | ---: | ---: | --- |',
+  ]
+  lines += ['| ' + ' | '.join(cells) + ' |' for *_, cells in sorted(rows)]
+  return (
+    '\n\n'.join(
+      [
+        '# Studies',
+        'Small models on two CPU cores: each answer holds for the data, sizes and steps of its study, and for no others.',
+        'Verdicts: comparisons with the verdict `helps`, `hurts` or `same`, of those planned; the others are `inconclusive` '
+        'or `withheld`. Minutes: training time of all trials, added up. `python -m docs.studies` writes this table from the '
+        'READMEs and reports.',
+        '\n'.join(lines),
+      ]
+    )
+    + '\n'
+  )
+
+
+def minutes(study: Path) -> float:
+  """Returns the minutes that the trials of a study trained, each trial once."""
+  trials = {}
+  for path in sorted(study.glob('results/*/costs.csv')):
+    with path.open() as file:
+      for row in csv.DictReader(file):
+        trials[row['identity'], row['seed']] = float(row['seconds'] or 0)
+  return sum(trials.values()) / 60
+
+
 def section(study: Path, sweeps: list[Report]) -> Iterator[str]:
   """Yields the title of a study, its question, result, limits and picture, and its verdicts, collapsed."""
-  title, question, result, limits, *rest = paragraphs(study)
+  title, question, _, result, limits, *rest = paragraphs(study)
   yield f'### {title}'
   yield from (links(text, study.name) for text in (question, result, limits))
   if picture := re.search(r'!\[[^]]+\]\([^)]+\)', '\n\n'.join(rest)):
@@ -194,3 +248,7 @@ def links(text: str, name: str) -> str:
 def slug(title: str) -> str:
   """Returns the anchor of a heading as MyST writes it."""
   return re.sub(r'[^\w\- ]', '', title.lower()).replace(' ', '-')
+
+
+if __name__ == '__main__':
+  (ROOT / 'experiments' / 'README.md').write_text(overview())

@@ -11,9 +11,11 @@ README = """# Wings: do they help?
 Does a wing
 help?
 
+**Answer:** A second wing helps.
+
 **Result:** It helps, see [tails](../tails/README.md) and [the list](list.csv).
 
-**Does not show:** flight.
+**Limitations:** flight.
 
 ```bash
 t2x sweep wings.gin
@@ -57,7 +59,7 @@ def folder(tmp_path):
   (tmp_path / 'wings/README.md').write_text(README)
   (tmp_path / 'tails').mkdir()
   (tmp_path / 'tails/README.md').write_text(
-    '# Tails\n\nDo they?\n\n**Result:** No.\n\n**Does not show:** x.\n'
+    '# Tails\n\nDo they?\n\n**Answer:** No.\n\n**Result:** No.\n\n**Limitations:** x.\n'
   )
   return tmp_path
 
@@ -104,6 +106,21 @@ def test_verdicts_against_several_baselines_are_named_with_theirs(studies, folde
   assert '| `two`, against `none`; `two`, `four`, against `one` |  | 1 inconclusive |' in page
 
 
+def test_the_table_of_studies_has_their_answers_and_numbers_of_verdicts(studies, folder):
+  (folder / 'wings/results/first/costs.csv').write_text('identity,seed,seconds\na,0,60\na,1,90\n')
+  # The same trials in another report.
+  (folder / 'wings/results/second/costs.csv').write_text('identity,seed,seconds\na,0,60\nb,0,30\n')
+  lines = studies.overview(folder, CHAPTERS).splitlines()
+  first, second = lines[-2:]
+  assert first == '| [Wings](wings/README.md) | A second wing helps. | 3 | 3 of 4 | 3 |  |'
+  assert second == '| [Tails](tails/README.md) | No. |  |  |  |  |'
+
+
+def test_the_stored_table_of_studies_is_that_of_the_readmes_and_reports(studies):
+  message = 'run python -m docs.studies'
+  assert (FOLDER / 'README.md').read_text() == studies.overview(), message
+
+
 def test_a_study_that_no_chapter_has_and_one_without_a_folder_are_refused(studies, folder):
   for chapters in (
     {'Flying': ('', ('wings',))},
@@ -119,7 +136,7 @@ def test_every_study_of_the_repository_is_on_the_page_with_its_result(studies):
   paths = sorted(FOLDER.glob('*/README.md'))
   assert len(re.findall(r'^### ', page, re.MULTILINE)) == len(paths) >= 27
   for path in paths:
-    title, _, result, limits = path.read_text().split('\n\n')[:4]
+    title, _, _, result, limits = path.read_text().split('\n\n')[:5]
     assert f'\n##{title}\n' in page
     assert result.splitlines()[0] in page and limits[:60] in page
   # The report of switches, judged again: two of the four that helped are below the margin.

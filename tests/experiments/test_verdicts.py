@@ -138,12 +138,15 @@ def test_every_stored_report_has_as_many_comparisons_as_it_says():
 
 
 @pytest.mark.parametrize('folder', FOLDERS, ids=lambda folder: folder.name)
-def test_a_study_has_a_question_a_result_its_limits_a_command_and_a_picture_or_a_table(folder):
+def test_a_study_has_a_question_an_answer_a_result_its_limits_a_command_and_a_picture_or_a_table(
+  folder,
+):
   """A table suffices for the studies of `TABLES`, whose stored data allow no picture of verdicts."""
   text = (folder / 'README.md').read_text()
-  title, question, result, limits, rest = text.split('\n\n', 4)
+  title, question, answer, result, limits, rest = text.split('\n\n', 5)
   assert title.startswith('# ') and question[0] not in '|!`*' and '?' in title + question
-  assert result.startswith('**Result:** ') and limits.startswith('**Does not show:** ')
+  assert answer.startswith('**Answer:** ') and len(answer.split()) <= 16
+  assert result.startswith('**Result:** ') and limits.startswith('**Limitations:** ')
   assert re.search(r'^```(?:bash|sh)\n(?:.*\n)*?(?:t2x|python) ', rest, re.MULTILINE)
   pictures = re.findall(r'!\[[^]]+\]\(([^)]+)\)', rest)
   assert all((folder / picture).exists() for picture in pictures)
