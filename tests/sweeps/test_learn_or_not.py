@@ -104,6 +104,33 @@ def test_the_permutation_test_is_that_of_scipy():
   assert exchange_p(np.ones(5), np.ones(20)) == 1.0
 
 
+def test_simulated_verdicts_with_more_seeds_of_the_baseline_match_reports(noise):
+  generator = np.random.default_rng(12)
+  differ = 0
+  values = noise.learns(0.4)(generator, (60, 9, 20))
+  values[:, 1:, 5:] = np.nan
+  for sweep in values:
+    samples = [
+      Sample({seed: value for seed, value in enumerate(row) if np.isfinite(value)})
+      for row in sweep.tolist()
+    ]
+    found = compare([(sample, samples[0]) for sample in samples[1:]], 'max')
+    decided = noise.verdicts(sweep[None])
+    assert [item.verdict in ('helps', 'hurts') for item in found] == [*decided['guard'][0]]
+    differ += (decided['guard'] != decided['tests']).any()
+  assert differ > 1, 'neither pairs nor the permutation test confirm some'
+
+
+def test_more_seeds_of_the_baseline_have_few_wrong_verdicts_if_runs_learn_or_do_not(noise):
+  """300 sweeps, at most 7.5 %: the tests alone are wrong in about 13 %."""
+  found = noise.rates(noise.learns(0.5), 8, 5, 300, baseline_seeds=20)
+  check(found['error guard'], 300)
+  assert found['error tests'] > 0.08
+  # Normal noise loses nothing.
+  normal = noise.rates(noise.NOISE['normal'], 8, 5, 100, baseline_seeds=20)
+  assert normal['power guard'] > 0.95 * normal['power tests'] > 0.5
+
+
 def check(rate, sweeps, level=0.05):
   assert rate <= level + 2 * np.sqrt(level * (1 - level) / sweeps), rate
 
