@@ -259,10 +259,20 @@ class PairPlan(PackingPlan):
     """Lengths of `source` and `target`."""
     return {'source': self.source_length, 'target': self.target_length}
 
+  def fits(self, example: Ids, special: SpecialIds) -> bool:
+    """Returns whether a pair is in a row: it is neither empty nor dropped."""
+    added = len(special.before) + 1
+    cut = self.too_long == 'cut'
+    return all(
+      len(example[name]) and (cut or len(example[name]) + added <= length)
+      for name, length in self.lengths.items()
+    )
+
   def _fit_pairs(
     self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Ids]:
-    """Yields pairs with eos and the model's prefix ids; drops or truncates long pairs."""
+    """Yields pairs with eos and the model's prefix ids; drops or truncates long pairs. Adds the lengths that fit all as
+    `longest_source` and `longest_target` to `counts`."""
     prefix = np.array(special.before, np.int32)
     added = len(prefix) + 1
     if min(self.lengths.values()) < added:
@@ -273,7 +283,10 @@ class PairPlan(PackingPlan):
       if not all(len(example[name]) for name in self.fields):
         counts['empty'] += 1
         continue
-      over = {name: len(example[name]) + added - length for name, length in self.lengths.items()}
+      sizes = {name: len(example[name]) + added for name in self.lengths}
+      for name, size in sizes.items():
+        counts[f'longest_{name}'] = max(counts[f'longest_{name}'], size)
+      over = {name: sizes[name] - length for name, length in self.lengths.items()}
       if max(over.values()) > 0:
         counts['dropped' if self.too_long == 'drop' else 'cut'] += 1
         if self.too_long == 'drop':

@@ -180,6 +180,10 @@ class Task(abc.ABC):
       reason = f': all of its {dropped} examples are longer than a row' if dropped else ''
       raise UserError(f"the split '{split}' of {self.source} is empty{reason}")
 
+  def note_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a warning about the rows of a split; '' without one."""
+    return ''
+
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
     """Returns the rows of a split for `transform`: the examples of the source, unless a task prepares and caches rows."""
     self.check_split(split)

@@ -16,6 +16,7 @@ from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
 from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.dropped_pairs import DroppedPairs
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.pair_losses import PairLoss, PairRows, Scores, Softmax
 from t2x.tasks.text import TextTask
@@ -103,7 +104,7 @@ class PairTask(TextTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contrastive(PairTask):
+class Contrastive(DroppedPairs, PairTask):
   """Learns vectors of pairs of texts, of which each is closer to its own counterpart than to those of other pairs.
 
   Texts that are equal in several pairs of a batch are negatives of each other: `Deduplicated` removes them from a source.

@@ -207,7 +207,7 @@ class Samples(TaskEvaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratedTargets(TaskEvaluator):
-  """Scores generated targets of the examples of a split.
+  """Scores generated targets of the examples of a split, without those that the rows drop as too long.
 
   Attributes:
     strategy: decoding strategy; None: the task's.
@@ -227,7 +227,10 @@ class GeneratedTargets(TaskEvaluator):
     """Generates the targets of the examples and returns the metrics."""
     task = evaluated.task
     assert isinstance(task, TargetText)
-    examples, model = self._examples(task), evaluated.model()
+    found, model = self._examples(task), evaluated.model()
+    examples = [one for one in (found[i] for i in range(len(found))) if task.fits(one)]
+    if not examples:
+      raise UserError(f'{type(self).__name__}: all of the {len(found)} examples are too long')
 
     def generated(pairs):
       return task.generate(
@@ -238,14 +241,18 @@ class GeneratedTargets(TaskEvaluator):
       )
 
     results = in_batches(
-      [examples[i] for i in range(len(examples))],
+      examples,
       generated,
       self.batch_size,
       size=lambda pair: len(pair['source']),
       watched=evaluated.watched,
     )
     pairs, answers = zip(*results, strict=True)
-    return self._score(pairs, [text_of(answer[0]) for answer in answers])
+    result = self._score(pairs, [text_of(answer[0]) for answer in answers])
+    if len(examples) == len(found):
+      return result
+    dropped = float(len(found) - len(examples))
+    return dataclasses.replace(result, metrics={**result.metrics, 'dropped': dropped})
 
   @abc.abstractmethod
   def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:

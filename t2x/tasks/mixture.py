@@ -162,6 +162,13 @@ class Mixture(Task):
     parts = iter(rows.sources.values())
     self._for_each(lambda task: task.check_rows(self.split_of(task, split), next(parts)))
 
+  def note_rows(self, split, rows):
+    parts, notes = iter(rows.sources.values()), list[str]()
+    self._for_each(
+      lambda task: notes.append(task.note_rows(self.split_of(task, split), next(parts)))
+    )
+    return '; '.join(filter(None, notes))
+
   def check_model(self, model):
     self._for_each(lambda task: task.check_model(model))
 

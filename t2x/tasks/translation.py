@@ -19,6 +19,7 @@ from t2x.decode.sampling import SampleSeed, prompt_keys
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.tasks.causal_lm import shift_right
+from t2x.tasks.dropped_pairs import DroppedPairs
 from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts
 
 __all__ = ['Translation']
@@ -139,6 +140,10 @@ class TargetText(TokenTask):
     """Returns the prompt of `generate` for an example, by default its source."""
     return example['source']
 
+  def fits(self, example: Mapping[str, Any]) -> bool:
+    """Returns whether the rows contain an example, so that all metrics of a split are over the same ones."""
+    return True
+
   def answers(self, generated: Generated) -> list[list[dict[str, Any]]]:
     """Returns the sequences of each source as dicts with text, tokens, log_probs and score."""
     return answers(generated, self.fitted)
@@ -155,7 +160,7 @@ class TargetText(TokenTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PairTask(TargetText):
+class PairTask(DroppedPairs, TargetText):
   """Predicts the `target` text of an example from its `source` text.
 
   Attributes:
@@ -164,11 +169,19 @@ class PairTask(TargetText):
     target_length: maximum number of target tokens, including eos. Longer examples are dropped.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     strategy: decoding strategy of `generate` if the caller sets none.
+    max_dropped: share of the examples of a split that may be dropped; more are an error.
   """
 
   source_length: Size
 
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+  data_fields: ClassVar[frozenset[str]] = TargetText.data_fields | DroppedPairs.data_fields
+
+  def fits(self, example):
+    """Returns whether an example is neither empty nor dropped as too long."""
+    sides = {'source': self.fitted, 'target': self.fitted.target}
+    ids = {name: np.array(side.encode(example[name])) for name, side in sides.items()}
+    return self.plan.fits(ids, self.fitted)
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Generates the target of each source."""

@@ -5,6 +5,7 @@ Shapes and data are checked before the first step, so that errors in an evaluati
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from t2x.train.schedules import Constant
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Teacher
   from t2x.train.run import TrainingRun
+
+log = logging.getLogger('t2x')
 
 __all__ = ['check_experiment', 'draw_patterns', 'layout_report']
 
@@ -190,6 +193,7 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
   """
   task, model = run.task, run.program.blueprint.shapes
   task.check_rows(task.train_split, rows)
+  _note(run, task, task.train_split, rows)
   _check_batch(task, batches[0], len(batches.part), task.train_split)
   check_evaluations(run.program)
   for name, task, split in _eval_splits(run):
@@ -198,11 +202,18 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
         part_split = task.split_of(part, split)
         rows = run.rows(part_split, part)
         part.check_rows(part_split, rows)
+        _note(run, part, part_split, rows)
         batch = run.evaluation_batches(rows, part)[0]
         size = len(batches.part) if part.eval_rows is None else part.eval_rows // run.part[1]
         _check_batch(part, batch, size, part_split)
       if name is not None:
         run.experiment.evaluations[name].check(task, model)
+
+
+def _note(run: 'TrainingRun', task: Task, split: str, rows: Any) -> None:
+  """Prints a warning about the rows of a split."""
+  if (note := task.note_rows(split, rows)) and run.processes.first:
+    log.warning('warning: %s', note)
 
 
 def _eval_splits(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:

@@ -26,8 +26,9 @@ class Pairs(NoSource):
 
 
 def translation(**settings):
-  lengths = {'source_length': 8, 'target_length': 8}
-  return Translation(source=Pairs(), tokenizer=Bytes(), **lengths, **settings)
+  lengths = {'source_length': 8, 'target_length': 32}
+  task = Translation(source=Pairs(), tokenizer=Bytes(), **lengths, **settings)
+  return task.bound(Bytes().train([]))
 
 
 def evaluated(task):
