@@ -9,7 +9,13 @@ from pages import ROOT, blocks
 from t2x.cli import main
 from t2x.cli.new import KINDS, rendered
 
-NAMES = {'part': 'MyGLU', 'mixer': 'MyMixer', 'task': 'MyReviews', 'sweep': 'my_sweep'}
+NAMES = {
+  'part': 'MyGLU',
+  'mixer': 'MyMixer',
+  'encoding': 'MyBias',
+  'task': 'MyReviews',
+  'sweep': 'my_sweep',
+}
 PAGES = {'sweep': 'ablation.md'}
 
 
@@ -39,7 +45,7 @@ def test_configs_are_valid_and_tests_pass(folder, capsys):
     command, capture_output=True, text=True, check=False, env={'PYTHONPATH': f'{ROOT}:{folder}'}
   )
   assert done.returncode == 0, done.stdout
-  assert '4 passed' in done.stdout
+  assert '5 passed' in done.stdout
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -12,7 +12,9 @@ from t2x.base.errors import UserError
 from t2x.base.files import check_folder, output_file
 from t2x.base.packages import is_installed
 
-HELP = 'write commented files to start from: a part with its test, a task, or a sweep'
+HELP = (
+  'write commented files to start from: a part, mixer, encoding or task with its test, or a sweep'
+)
 TAKES_BINDINGS = False
 
 # By kind: what it is, the class of the example, templates by the ending of the file that they become, and the commands to try.
@@ -35,6 +37,17 @@ KINDS = {
       'python -m pytest test_running_mean.py',
       't2x test-part running_mean.RunningMean',
       't2x train running_mean.gin',
+    ),
+  ),
+  'encoding': (
+    'a position encoding',
+    'LogDistance',
+    {'encoding.py': '{}.py', 'encoding_test.py': 'test_{}.py', 'encoding.gin': '{}.gin'},
+    (
+      'python -m pytest test_log_distance.py',
+      't2x test-part MultiHeadAttention --gin.MultiHeadAttention.num_heads=4 --encoding log_distance.LogDistance '
+      '--gin.LogDistance.num_heads=4',
+      't2x train log_distance.gin',
     ),
   ),
   'task': (

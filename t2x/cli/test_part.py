@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
   from t2x.testing.subject import Subject
 
   # The part does not use the bindings of the encoding.
-  encoding = [binding for binding in args.overrides if binding.startswith(f'{args.encoding}.')]
+  names = {str(args.encoding), str(args.encoding).rpartition('.')[2]}
+  encoding = [one for one in args.overrides if one.partition('=')[0].rpartition('.')[0] in names]
   own = [binding for binding in args.overrides if binding not in encoding]
   part, encode = _builder(args.part, own, Sublayer), None
   if args.encoding is not None:
@@ -83,11 +84,15 @@ def _remedy(part: Any, name: str) -> str:
 
   found = interfaces(registry([name.rpartition('.')[0]] if '.' in name else ()))
   layers = {layer.name for one in found if Sublayer in one.cls.__mro__ for layer in one.parts}
-  own = next((one for one in found if part in one.parts), None)
+  # This registry describes the user's modules anew.
+  own = next((one for one in found if any(other.obj is part.obj for other in one.parts)), None)
   if own is None:
     return 'This command checks sublayers of a block, such as token mixers and feed-forward layers'
   if own.cls.__name__ == 'PositionEncoding':
-    return f'An encoding is checked in a layer: t2x test-part MultiHeadAttention --encoding {name}'
+    return (
+      'An encoding is checked in a layer: t2x test-part MultiHeadAttention --gin.MultiHeadAttention.num_heads=4 '
+      f'--encoding {name}'
+    )
   if own.cls is Function:
     return (
       'A function is checked in the layer that takes it, as MLP takes --gin.MLP.activation=@gelu'

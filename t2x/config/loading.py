@@ -72,6 +72,9 @@ class Config:
     """Returns remarks on a valid config, such as replaced bindings."""
     names = [f'{statement.target} ({statement.place})' for statement in self.replaced]
     notes = [f'not used, because their parts were replaced: {", ".join(names)}'] if names else []
+    for part in {id(call.part): call.part for call in calls(self.root)}.values():
+      if hidden := self.bindings.registry.hidden_by(part):
+        notes.append(f'{part.name} is that of {part.obj.__module__}, not {" or ".join(hidden)}')
     return [*notes, *inherited_positions(self.root)]
 
   def build(self, hyperparameters: Collection[str] = ()) -> Any:

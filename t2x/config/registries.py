@@ -24,8 +24,8 @@ __all__ = ['Registry']
 class Registry:
   """Maps names to parts (classes, functions and callable objects).
 
-  A part is found by its name. If several modules export this name, the end of its full name is needed, such
-  as `layers.MLP`.
+  A part is found by its name, first in the user's modules. If several of them, or several of t2x's, export this name, the
+  end of its full name is needed, such as `layers.MLP`.
   """
 
   def __init__(self):
@@ -60,10 +60,11 @@ class Registry:
         self._parts[id(obj)] = describe(obj, name)
 
   def find(self, name: str) -> list[Part]:
-    """Returns the different parts whose full names end in `name`."""
+    """Returns the different parts whose full names end in `name`; only those of the user's modules if there are any, so
+    that a new name of t2x changes no config."""
     objects = self._names.get(name.rpartition('.')[2], {})
     matches = {id(obj) for full, obj in objects.items() if f'.{full}'.endswith(f'.{name}')}
-    return [self._parts[i] for i in matches]
+    return [self._parts[i] for i in matches - self._own or matches]
 
   def full_names(self, name: str) -> list[str]:
     """Returns the full names that end in `name`."""
@@ -72,10 +73,15 @@ class Registry:
 
   def name_of(self, part: Part) -> str:
     """Returns the shortest name for which `find` returns only this part."""
-    if len(self.find(part.name)) == 1:
+    if self.find(part.name) == [part]:
       return part.name
     fulls = (full for full, obj in self._names[part.name].items() if obj is part.obj)
     return min(fulls, key=len)
+
+  def hidden_by(self, part: Part) -> list[str]:
+    """Returns the full names of the parts of t2x that a part of the user's modules hides."""
+    objects = {} if id(part.obj) in self._own else self._names[part.name]
+    return sorted(full for full, obj in objects.items() if id(obj) in self._own)
 
   def home_of(self, part: Part) -> tuple[str, str]:
     """Returns the module and the qualified name of a part of the user's; '' and the name for a part of t2x."""

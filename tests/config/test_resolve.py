@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from t2x.config import load, trust
+from t2x.config import load, render, trust
 from t2x.experiments import read_config
 from tests.config.conftest import GOOD
 
@@ -234,10 +234,16 @@ def test_a_name_that_two_modules_export_is_written_with_its_module(
 ):
   (tmp_path / 'my_parts_b.py').write_text('__all__ = ["Causal"]\nclass Causal: ...\n')
   monkeypatch.setattr(sys, 'path', list(sys.path))
+  (tmp_path / 'my_parts_o.py').write_text('__all__ = ["Causal"]\nclass Causal: ...\n')
   text = 'import my_parts_b as mine\nExperiment.extra = @{}()'
-  assert errors(text.format('Causal')) == [
-    "x.gin:2: 'Causal' is ambiguous: write fake_parts.Causal or mine.Causal or my_parts_b.Causal"
+  assert errors('import my_parts_o\n' + text.format('Causal')) == [
+    "x.gin:3: 'Causal' is ambiguous: write fake_parts.Causal or mine.Causal or my_parts_b.Causal or my_parts_o.Causal"
   ]
+  # Of the user's module and t2x, the user's is meant, whose name may be older.
+  config = read(text.format('Causal'))
+  assert config.build().extra.__module__ == 'my_parts_b'
+  assert config.notes() == ['Causal is that of my_parts_b, not fake_parts.Causal']
+  assert '@Causal()' in render(config)
   assert read(text.format('mine.Causal')).build().extra.__module__ == 'my_parts_b'
   assert read(text.format('fake_parts.Causal')).build().extra.__module__ == 'fake_parts'
 

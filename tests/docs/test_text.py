@@ -8,6 +8,9 @@ import tomllib
 import pytest
 from pages import ROOT
 
+import t2x.layers.interfaces
+import t2x.models.interfaces
+from t2x import data, layers, models, tasks, train
 from t2x.experiments import registry
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -98,3 +101,19 @@ def test_the_figure_of_the_readme_has_the_verdicts_and_losses_of_the_study():
   assert min(means, key=means.get) == 25
   # Each difference is at least the margin of the sweep.
   assert all(abs(means[rate] - means[15]) >= 0.02 for rate in means if rate != 15)
+
+
+def test_interfaces_of_new_parts_have_the_methods_of_the_table():
+  text = (ROOT / 'docs' / 'new_part.md').read_text()
+  _, _, *rows = re.search(r'^\| to change .*?\n\n', text, re.MULTILINE | re.DOTALL)[0].splitlines()
+  modules = (data, layers, models, tasks, train, t2x.models.interfaces, t2x.layers.interfaces)
+  checked = []
+  for row in rows[:-1] if not rows[-1] else rows:
+    cells = re.split(r'(?<!\\)\|', row)
+    names = re.findall(r'`([A-Z]\w+)`', cells[2])
+    kinds = [next(vars(m)[name] for m in modules if name in vars(m)) for name in names]
+    methods = re.findall(r'`(\w+)`', cells[3])
+    assert all(any(hasattr(kind, method) for kind in kinds) for method in methods), row
+    assert methods or 'a function' in cells[3], row
+    checked += names
+  assert {'PositionEncoding', 'ClassLoss', 'Optimizer', 'Evaluator', 'Sublayer'} <= {*checked}

@@ -71,7 +71,7 @@ def wrong_parts(tmp_path_factory):
     (['Causal'], 'a Pattern is checked in a config that sets Block.pattern: t2x check CONFIG'),
     (['TokenEmbedding', '--gin.TokenEmbedding.vocab_size=8'], 'a TextEmbedding is checked in a config that sets'),
     (['BilinearScores'], 't2x test-part MultiHeadAttention --gin.MultiHeadAttention.scores=@BilinearScores'),
-    (['RoPE'], 't2x test-part MultiHeadAttention --encoding RoPE'),
+    (['RoPE'], '--gin.MultiHeadAttention.num_heads=4 --encoding RoPE'),
     (['MLP', '--gin.MLP.hidden_dim=8', '--encoding', 'LayerNorm'], 'builds a PositionEncoding (@Name), but'),
     ([''], "'' is not the name of a part"),
     (['MLP', '--gin.MLP.hidden_dim=8', '--encoding', ''], "'' is not the name of a part"),
@@ -102,3 +102,29 @@ def test_a_part_that_cannot_be_built_is_one_line(capsys):
   )
   assert main(['test-part', 'no_such_module.Part']) == 2
   assert "no module named 'no_such_module'" in capsys.readouterr().err
+
+
+OWN_ENCODING = """
+from t2x.layers import PositionEncoding
+
+class Far(PositionEncoding):
+  def __init__(self, d_model: int, *, slope: float, rngs):
+    self.slope = slope
+"""
+
+
+def test_an_encoding_of_the_user_is_checked_with_its_settings(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'own_encoding_to_test.py').write_text(OWN_ENCODING)
+  monkeypatch.chdir(tmp_path)
+  own = ['own_encoding_to_test.Far', '--gin.Far.slope=2.0', '--trust']
+  assert main(['test-part', *own]) == 2
+  assert (
+    'An encoding is checked in a layer: t2x test-part MultiHeadAttention' in capsys.readouterr().err
+  )
+  built = []
+  monkeypatch.setattr('t2x.testing.subject.Subject', lambda *arguments: built.append(arguments))
+  monkeypatch.setattr('t2x.testing.contracts.check_part', lambda subject: [])
+  layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=2']
+  assert main(['test-part', *layer, '--encoding', *own]) == 0
+  [(_, width, encode)] = built
+  assert encode(width, rngs=None).slope == 2.0
