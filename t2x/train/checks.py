@@ -99,7 +99,7 @@ def check_evaluations(program: Program) -> None:
     with _evaluation_in_errors(name):
       program.check_fit(task)
       (part, *_) = task.parts.values()
-      jax.eval_shape(program.eval_step(name), params, program.batch(part))
+      jax.eval_shape(program.eval_step(name), params, program.batch(part, part.eval_rows))
 
 
 @contextlib.contextmanager

@@ -131,10 +131,12 @@ class Program:
     blueprint = self.blueprint
     return self._with_shardings(blueprint.infos, blueprint.params(blueprint.shapes))
 
-  def batch(self, task: Task | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and shardings of a global batch of a task; None for the experiment's task."""
+  def batch(
+    self, task: Task | None = None, num_rows: int | None = None
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a global batch of a task; None for the experiment's task and for the rows of a training batch."""
     task, sharding = task or self.experiment.task, batch_sharding(self.mesh)
-    spec = {} if task is None else task.spec(self.batch_size)
+    spec = {} if task is None else task.spec(num_rows or self.batch_size)
     return {
       name: jax.ShapeDtypeStruct(field.shape, field.dtype, sharding=sharding)
       for name, field in spec.items()

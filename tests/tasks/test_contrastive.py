@@ -40,10 +40,12 @@ from t2x.tasks import (
 )
 from t2x.tasks.pair_losses import Scores
 from t2x.train import Experiment, Trainer
+from t2x.train.checks import check_evaluations
 from t2x.train.evaluation import Inference
 from t2x.train.groups import Groups
 from t2x.train.logs.flops import row_lengths
 from t2x.train.params import Blueprint
+from t2x.train.program import Program
 from t2x.train.step import TrainState, make_train_step
 
 TASK = Contrastive(source=BabelDates(), tokenizer=Bytes(), source_length=20, target_length=24)
@@ -253,6 +255,14 @@ def test_evaluation_compares_the_same_pairs_whatever_the_batch(monkeypatch, tmp_
   other = dataclasses.replace(experiment, task=dataclasses.replace(task, eval_rows=50))
   inference = Inference(other, Bytes().train([]), batch_size=16)
   assert inference.evaluation(params, 'validation').metrics['loss'] > found[16]['loss']
+
+
+def test_blocks_that_do_not_divide_the_pairs_of_an_evaluation_are_refused_before_training():
+  task = dataclasses.replace(TASK, loss=SigmoidInBlocks(size=48), eval_rows=64)
+  experiment = Experiment(model=lambda rngs: two_towers(), task=task)
+  program = Program(experiment.bound(Bytes().train([])), batch_size=96)
+  with pytest.raises(UserError, match=r'SigmoidInBlocks\.size = 48 must divide the 64 rows'):
+    check_evaluations(program)
 
 
 def test_flops_are_counted_per_token_of_both_towers():
