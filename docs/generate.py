@@ -73,6 +73,7 @@ def write_recipes(folder: Path) -> None:
     *plain_section('Models', (ROOT / 'configs/models').glob('*.gin')),
     *plain_section('Tasks', (ROOT / 'configs/tasks').glob('*.gin')),
     *plain_section('Meshes', (ROOT / 'configs/meshes').glob('*.gin')),
+    *plain_section('Precision', (ROOT / 'configs/precision').glob('*.gin')),
     toc(study.parent.name for study in studies),
   ]
   (folder / 'index.md').write_text('\n\n'.join(sections))

@@ -14,6 +14,7 @@ from t2x.decode import Strategy
 from t2x.decode.sampling import SampleSeed
 from t2x.layers.marks import Marks
 from t2x.parallel import Processes
+from t2x.run_folder.lines import metric_lines
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
@@ -23,7 +24,7 @@ from t2x.train.evaluation import Inference, saved_params
 from t2x.train.params import Params
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Loaded:
   """A trained model with its tokenizer and task.
 
@@ -38,6 +39,7 @@ class Loaded:
     inference: computes metrics of the model.
     step: the step of the checkpoint; None for a model folder.
     weights: {'weights': 'ema'} if the parameters are a moving average.
+    folder: the run folder or model folder.
   """
 
   params: Params
@@ -46,6 +48,30 @@ class Loaded:
   inference: Inference
   step: int | None = None
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  folder: Path | None = None
+
+  def __repr__(self) -> str:
+    """Returns two lines: what was loaded, and what to do with it."""
+    size = sum(array.size for array in self.params.values())
+    task = self.experiment.task
+    kind = 'no task' if task is None else type(task).__name__
+    step = '' if self.step is None else f', step {self.step:,}'
+    average = ' (moving average)' if self.weights else ''
+    return (
+      f'{type(self.inference.program.blueprint.shapes).__name__} in {self.folder}: {kind}, {size:,} parameters{step}{average}\n'
+      'generate, fill_masks, evaluate, history; logits, hidden, attention; model, task, tokenizer, params'
+    )
+
+  def history(self) -> list[dict[str, Any]]:
+    """Returns the rows of metrics.jsonl, with `step` and `split`: `pandas.DataFrame(run.history())`.
+
+    Raises:
+      UserError: a model folder has no metrics.
+    """
+    path = (self.folder or Path()) / 'metrics.jsonl'
+    if not path.is_file():
+      raise UserError(f'{self.folder} has no metrics.jsonl: load a run folder')
+    return metric_lines(path)
 
   @functools.cached_property
   def model(self) -> Any:
@@ -230,7 +256,7 @@ def load_run(
   params, step, weights = saved_params(
     inference.program, Checkpoints(folder / 'checkpoints'), checkpoint
   )
-  return Loaded(params, tokenizer, inference.experiment, inference, step, weights)
+  return Loaded(params, tokenizer, inference.experiment, inference, step, weights, folder)
 
 
 def load_model_folder(folder: Path, processes: Processes | None = None) -> Loaded:
@@ -240,4 +266,4 @@ def load_model_folder(folder: Path, processes: Processes | None = None) -> Loade
   imported = ModelFolder(folder)
   inference = Inference(imported.config.build(), imported.tokenizer, processes)
   params = inference.program.blueprint.params(imported.source.read(imported.shapes))
-  return Loaded(params, imported.tokenizer, inference.experiment, inference)
+  return Loaded(params, imported.tokenizer, inference.experiment, inference, folder=folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from t2x.cli import main
+from t2x.experiments import read_config
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(ROOT.glob('configs/**/*.gin'))
@@ -22,7 +23,9 @@ def case(file):
 
 @pytest.mark.parametrize('file', map(case, FILES))
 def test_check_passes(file, capsys):
-  code = main(['check', str(file)])
+  # A precision is that of a trainer.
+  config = ['quickstart'] if file.parent.name == 'precision' else []
+  code = main(['check', *config, str(file)])
   captured = capsys.readouterr()
   assert code == 0, captured.err
   assert ': ok' in captured.out
@@ -66,3 +69,14 @@ def test_pattern_picture(tmp_path, capsys):
   assert main(['show', file, '--pattern', str(target), '--length', '32']) == 0
   assert target.read_bytes().startswith(b'\x89PNG')
   assert (tmp_path / 'pattern-2.png').exists()
+
+
+def test_full_configs_and_meshes_of_accelerators_name_the_precision():
+  for file in (ROOT / 'configs' / 'meshes').glob('[gt]pu_*.gin'):
+    assert (
+      f'#   t2x train CONFIG t2x:meshes/{file.name} t2x:precision/bf16.gin\n' in file.read_text()
+    )
+  for file in (ROOT / 'configs' / 'runs').glob('*_full.gin'):
+    # Measured on a CPU, with full attention.
+    if file.stem != 'stdlib_4096_full':
+      assert read_config([file]).build().trainer.compute_dtype == 'bfloat16'

@@ -91,7 +91,7 @@ def make_plan(request: Request, log: Callable[[str], None]) -> Plan:
   planner = Planner(request.files, request.overrides, request.num_devices, request.device)
   if request.search and planner.base.time is None:
     raise UserError(
-      "--search ranks by time, which is estimated for bfloat16 only: set Trainer.compute_dtype='bfloat16'"
+      '--search ranks by time, which is estimated for bfloat16 only: add t2x:precision/bf16.gin'
     )
   finish = _Finisher(planner, request, log)
   base = finish(planner.base, required=True)

@@ -139,7 +139,7 @@ def _operations(planned: Planned, device: Device | None) -> str:
 def _time(planned: Planned) -> str:
   variant, time, cost = planned.variant, planned.time, planned.cost
   if time is None or cost is None:
-    return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
+    return 'time: unknown, because the peak rates are those of bfloat16: add t2x:precision/bf16.gin'
   size = variant.program.mesh.size
   lines = [
     f'time per step (traced operations, {"traced" if planned.compiled is None else "compiled"} collectives, assumed '

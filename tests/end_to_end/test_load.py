@@ -1,11 +1,13 @@
 """`t2x.load` opens a run: generation, logits, hidden vectors, attention and evaluation without a trainer."""
 
+import dataclasses
 import json
 import re
 import shutil
 
 import jax
 import numpy as np
+import pandas
 import pytest
 
 import t2x as library
@@ -135,3 +137,19 @@ def test_overrides_cannot_change_the_mup_of_a_run(folder, tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
   with pytest.raises(UserError, match=r'neither a run folder .* nor a model folder'):
     library.load(tmp_path)
+
+
+def test_a_run_is_shown_in_two_lines_with_its_history(run, folder):
+  text = repr(run)
+  size = sum(array.size for array in run.params.values())
+  assert (
+    text.count('\n') == 1 and f'{folder}: CausalLM, {size:,} parameters, step {run.step}' in text
+  )
+  for name in text.splitlines()[1].replace(';', ',').split(', '):
+    assert hasattr(type(run), name) or hasattr(run, name), name
+  lines = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+  assert run.history() == lines
+  table = pandas.DataFrame(run.history())
+  assert {'step', 'split', 'loss'} <= {*table.columns} and len(table) == len(lines)
+  with pytest.raises(UserError, match=r'no metrics\.jsonl: load a run folder'):
+    dataclasses.replace(run, folder=None).history()

@@ -125,6 +125,11 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     'programs': _compile_cache(),
     'run folder': str(run.folder),
   }
+  if jax.default_backend() != 'cpu' and trainer.compute_dtype == 'float32':
+    lines['precision'] = (
+      'float32: slower products, twice the memory of activations, and no fused attention on GPUs; for bfloat16, add '
+      't2x:precision/bf16.gin to the command'
+    )
   if jax.default_backend() == 'gpu':
     lines['GPU flags'] = environment_flags() or 'none'
   return _table(lines, width)

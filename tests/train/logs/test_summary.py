@@ -136,6 +136,13 @@ def test_the_flags_of_gpus_are_on_the_start_screen(monkeypatch):
   assert re.search('GPU flags .*JAX_OPTIMIZATION_LEVEL=O1', start_screen(run, [{}], 0, 100))
 
 
+def test_float32_on_an_accelerator_names_the_file_with_bfloat16(monkeypatch):
+  assert 'bf16.gin' not in start_screen(run_of(language_model()), [{}], 0, 100)
+  for backend in ('gpu', 'tpu'):
+    monkeypatch.setattr(jax, 'default_backend', lambda backend=backend: backend)
+    assert 't2x:precision/bf16.gin' in start_screen(run_of(language_model()), [{}], 0, 200)
+
+
 def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen():
   run = run_of(language_model())
   assert '3 x the multiply-adds' in parameter_screen(run)
