@@ -60,7 +60,9 @@ def test_show_prints_origins_and_diff_prints_differences(capsys):
   assert main(['diff', file, file]) == 0
   other = str(ROOT / 'configs' / 'runs' / 'stdlib_lm.gin')
   assert main(['diff', file, other]) == 1
-  assert 'Experiment.trainer.schedule.warmup_steps: 50 -> 100' in capsys.readouterr().out
+  printed = capsys.readouterr().out
+  assert 'Experiment.trainer.schedule.warmup_steps: 0 -> 100' in printed
+  assert 'Experiment.trainer.schedule.warmup: 0.083 -> 0.0' in printed
 
 
 def test_pattern_picture(tmp_path, capsys):

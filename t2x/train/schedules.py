@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
-from t2x.base.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
+from t2x.base.ranges import Count, Fraction, LearningRate, Natural, Rate, TunableNonNegative
 
 __all__ = ['Constant', 'Cosine', 'LinearDecay', 'ReciprocalSqrt', 'Schedule', 'WarmupStableDecay']
 
@@ -25,15 +25,24 @@ class Schedule(abc.ABC):
     peak: maximum learning rate.
     warmup_steps: steps of linear growth to `peak`. Step s, from 0, has the rate peak * (s + 1) /
       (warmup_steps + 1), which is not 0 at the first step.
+    warmup: the same as a share of the steps of the run, rounded to steps, so that a shorter run has a shorter
+      warm-up.
   """
 
   peak: LearningRate = 1e-3
   warmup_steps: Natural = 0
+  warmup: Rate = 0.0
 
   def __post_init__(self):
+    name = type(self).__name__
     if self.warmup_steps < 0:
+      raise UserError(f'{name}.warmup_steps = {self.warmup_steps}: must be at least 0')
+    if not 0 <= self.warmup < 1:
+      raise UserError(f'{name}.warmup = {self.warmup}: must be at least 0 and below 1')
+    if self.warmup and self.warmup_steps:
       raise UserError(
-        f'{type(self).__name__}.warmup_steps = {self.warmup_steps}: must be at least 0'
+        f'{name}.warmup = {self.warmup} is a share of the steps and {name}.warmup_steps = {self.warmup_steps} '
+        'a number: set one of them to 0'
       )
 
   @abc.abstractmethod
@@ -54,6 +63,9 @@ class Schedule(abc.ABC):
     Raises:
       UserError: the warm-up is longer than the run.
     """
+    if self.warmup:
+      steps = round(self.warmup * num_steps)
+      return dataclasses.replace(self, warmup_steps=steps, warmup=0.0).build(num_steps)
     if self.warmup_steps > num_steps:
       raise UserError(
         f'{type(self).__name__}.warmup_steps = {self.warmup_steps} is more than '
@@ -109,7 +121,7 @@ class ReciprocalSqrt(Schedule):
 
   Attributes:
     end: minimum learning rate.
-    timescale: see the formula; None for `warmup_steps`.
+    timescale: see the formula; None for the steps of the warm-up.
   """
 
   end: TunableNonNegative = 0.0

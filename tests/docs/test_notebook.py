@@ -25,7 +25,6 @@ Experiment.evaluations = {{}}
 Trainer:
   num_steps = 4
   log_every = 2
-Cosine.warmup_steps = 1
 """
 
 

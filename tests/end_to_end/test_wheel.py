@@ -87,7 +87,7 @@ def test_the_wheel_has_what_the_commands_read(installed, run):
 
 
 def test_first_commands_work_in_an_empty_folder(run, tmp_path):
-  short = ['Trainer.num_steps=2', 'Trainer.eval_batches=1', 'Cosine.warmup_steps=1']
+  short = ['Trainer.num_steps=2', 'Trainer.eval_batches=1']
   part = [
     'CausalLM.source=@Part()',
     'Part.source=@StandardLibrary()',

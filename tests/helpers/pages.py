@@ -127,7 +127,7 @@ def run_command(command: str, short: bool) -> int:
 # Settings of commands in tests, by a name that their config uses. A config that does not use a name would refuse its setting.
 SHORT = {
   'Trainer': ['Trainer.num_steps=3', 'Trainer.eval_every=0', 'Trainer.eval_batches=1'],
-  'Cosine': ['Cosine.warmup_steps=1'],
+  'warmup_steps': ['Cosine.warmup_steps=1'],
   'Samples': ['Samples.num_tokens=4'],
   'CompletedImages': ['CompletedImages.num_examples=1', 'CompletedImages.num_samples=1'],
   'DrawnScenes': ["DrawnScenes.examples={'train': 300, 'validation': 30, 'test': 20}"],

@@ -30,6 +30,13 @@ def test_is_the_same_inside_jit_and_without_warmup_starts_at_the_peak(schedule):
   np.testing.assert_allclose(jax.jit(rate)(np.int32(7)), rate(7), rtol=1e-6)
 
 
+@pytest.mark.parametrize('schedule', ALL)
+def test_a_share_of_the_steps_is_the_same_as_their_rounded_number(schedule):
+  for num_steps, share, steps in ((20, 0.15, 3), (600, 0.083, 50), (10, 0.04, 0), (10, 0.26, 3)):
+    of_share, of_number = schedule(warmup=share), schedule(warmup_steps=steps)
+    assert (values(of_share, num_steps) == values(of_number, num_steps)).all()
+
+
 def test_ends():
   for schedule in (Cosine, LinearDecay, WarmupStableDecay):
     rates = values(schedule(peak=1.0, warmup_steps=2, end=0.1), 12)
@@ -63,5 +70,12 @@ def test_impossible_settings_are_refused():
     Cosine(warmup_steps=11).build(10)
   with pytest.raises(UserError, match='warmup_steps = -1'):
     Constant(warmup_steps=-1)
+  for share in (-0.1, 1.0):
+    with pytest.raises(
+      UserError, match=rf'Constant.warmup = {share}: must be at least 0 and below 1'
+    ):
+      Constant(warmup=share)
+  with pytest.raises(UserError, match='warmup_steps = 5 a number: set one of them to 0'):
+    Cosine(warmup=0.1, warmup_steps=5)
   with pytest.raises(UserError, match=r'decay_fraction = 1\.5'):
     WarmupStableDecay(decay_fraction=1.5)
