@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpt2_tokenizer
 import pytest
 
 from t2x.cli import main
@@ -22,7 +23,9 @@ def case(file):
 
 
 @pytest.mark.parametrize('file', map(case, FILES))
-def test_check_passes(file, capsys):
+def test_check_passes(file, capsys, tmp_path, monkeypatch):
+  # The folder that the recipe of GPT-2 downloads.
+  monkeypatch.chdir(gpt2_tokenizer.write(tmp_path / 'gpt2').parent)
   # A precision is that of a trainer.
   config = ['quickstart'] if file.parent.name == 'precision' else []
   code = main(['check', *config, str(file)])
