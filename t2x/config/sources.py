@@ -152,7 +152,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
     yield base
     yield from (f'{base}.{alias.name}' for alias in node.names if base)
   elif isinstance(node, ast.Call) and node.args:
-    # importlib.import_module('name')
+    # A call of importlib with a constant.
     function, (first, *_) = ast.unparse(node.func).rpartition('.')[2], node.args
     if function in ('import_module', '__import__') and isinstance(first, ast.Constant):
       yield _absolute(str(first.value), package)

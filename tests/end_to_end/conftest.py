@@ -50,8 +50,8 @@ LABELLED = """
 JsonLines:
   train = '{data}/train-NAME.jsonl'
   validation = '{data}/validation-NAME.jsonl'
-vocab_size = 261
 include '{configs}/models/small_encoder_without_head.gin'
+vocab_size = 261
 """
 
 PAIRS = """

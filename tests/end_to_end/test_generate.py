@@ -16,15 +16,22 @@ def lines(*prompts):
 FEW = ('--max-new-tokens', 2, '--greedy', '--batch-size', 2)
 
 
-def test_the_input_may_be_the_output(run, t2x, tmp_path):
+def test_the_output_does_not_replace_the_input(run, t2x, tmp_path):
   file = tmp_path / 'both.jsonl'
   file.write_bytes(lines('the', 'a', 'red'))
-  code, out, err = t2x('generate', run, '--input', file, '--output', file, *FEW)
+  code, _, err = t2x('generate', run, '--input', file, '--output', file, *FEW)
+  assert (code, file.read_bytes()) == (2, lines('the', 'a', 'red'))
+  assert f'--output {file} would replace a file' in err
+
+
+def test_the_output_has_a_line_for_each_prompt(run, t2x, tmp_path):
+  source, target = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  source.write_bytes(lines('the', 'a', 'red'))
+  code, out, err = t2x('generate', run, '--input', source, '--output', target, *FEW)
   assert (code, out) == (0, ''), err
-  answers = [json.loads(line) for line in file.read_text().splitlines()]
+  answers = [json.loads(line) for line in target.read_text().splitlines()]
   assert [answer['prompt'] for answer in answers] == ['the', 'a', 'red']
   assert all(len(answer['tokens']) <= 2 for answer in answers)
-  assert [path.name for path in tmp_path.iterdir()] == ['both.jsonl']
 
 
 def test_only_a_line_feed_ends_a_line_and_a_mark_may_begin_the_file(run, t2x, tmp_path):
@@ -40,7 +47,7 @@ def test_only_a_line_feed_ends_a_line_and_a_mark_may_begin_the_file(run, t2x, tm
 def test_a_failure_leaves_the_old_output(run, t2x, tmp_path, monkeypatch):
   source, target = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   source.write_bytes(lines('the', 'a', 'red'))
-  target.write_text('old')
+  target.touch()
   generate, seen = CausalLM.generate, []
 
   def fails(*args, **kwargs):
@@ -51,12 +58,12 @@ def test_a_failure_leaves_the_old_output(run, t2x, tmp_path, monkeypatch):
 
   monkeypatch.setattr(CausalLM, 'generate', fails)
   code, _, err = t2x('generate', run, '--input', source, '--output', target, *FEW)
-  assert (code, target.read_text()) == (1, 'old'), err
+  assert (code, target.read_bytes()) == (1, b''), err
   assert len(list(tmp_path.glob('out*'))) == 1
 
 
 def test_a_link_stays_and_a_device_is_written_to(run, t2x, tmp_path):
-  (tmp_path / 'real.jsonl').write_text('old')
+  (tmp_path / 'real.jsonl').touch()
   (tmp_path / 'link.jsonl').symlink_to('real.jsonl')
   prompt = ('--prompt', 'the')
   assert t2x('generate', run, *prompt, '--output', tmp_path / 'link.jsonl', *FEW)[0] == 0
@@ -138,7 +145,6 @@ def test_the_task_checks_all_prompts_first(run, t2x, tmp_path, monkeypatch):
   monkeypatch.delattr(CausalLM, 'generate')
   source, target = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   source.write_bytes(lines('the', 'a'))
-  target.write_text('old')
   code, _, err = t2x('generate', run, '--input', source, '--output', target)
-  assert (code, target.read_text()) == (2, 'old')
+  assert (code, target.exists()) == (2, False)
   assert err.splitlines()[-1].endswith('in.jsonl:2: not this one')

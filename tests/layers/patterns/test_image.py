@@ -109,6 +109,6 @@ def test_a_pattern_that_cannot_be_drawn_is_a_one_line_error(tmp_path, monkeypatc
     draw(Causal(), tmp_path / 'file' / 'p.png')
   with pytest.raises(UserError, match='1 to 2048'):
     draw(Causal(), tmp_path / 'p.png', length=10_000)
-  monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
   with pytest.raises(UserError, match=r"needs the package matplotlib: pip install 't2x\[report\]'"):
     draw(Causal(), tmp_path / 'p.png')

@@ -41,8 +41,10 @@ a/b/MLP:
 class Folder(Tracker):
   """A tracker that keeps what it gets in a list."""
 
+  packages = ('json',)
+
   def __init__(self, folder):
-    super().__init__(folder, 'folder.json', 'json')
+    super().__init__(folder, 'folder.json')
     self.sent, self.ends = [], []
 
   def _send(self, step, numbers):
