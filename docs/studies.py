@@ -100,7 +100,7 @@ def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
     'equivalence find the difference smaller than the margin; '
     'otherwise it is `inconclusive`, which is not "no difference". A verdict is `withheld` where a report may not give '
     'one: too few seeds, or a variant or baseline that is not tuned or tuned with one value for all seeds. It holds for the data, steps and learning rates '
-    'of its sweep. [Why to trust it](trust.md#verdicts-of-sweeps-have-known-error-rates) has the error rates.'
+    'of its sweep. [Why trust it](trust.md#verdicts-of-sweeps-have-known-error-rates) has the error rates.'
   )
   yield (
     f'The {len(sweeps)} reports below have {sum(counts.values())} comparisons: {numbers}. Reports of the same trials '
