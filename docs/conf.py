@@ -15,7 +15,7 @@ import generate  # noqa: E402 (needs the path above)
 
 project = 't2x'
 html_title = 't2x'
-extensions = ['myst_parser']
+extensions = ['myst_parser', 'long_cells']
 myst_heading_anchors = 3
 exclude_patterns = ['_build']
 html_theme = 'furo'
