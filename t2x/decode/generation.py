@@ -9,13 +9,11 @@ Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from t2x.base.errors import UserError
@@ -26,7 +24,7 @@ from t2x.layers.dtypes import working_dtype
 from t2x.layers.marks import Marks
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models import DecodingModel
-from t2x.parallel.mesh import BATCH_AXES
+from t2x.parallel.placed import runs_model, spread_over, whole_rows
 
 __all__ = ['generate']
 
@@ -70,6 +68,7 @@ def generate(
   Raises:
     UserError: invalid limits, lengths or counts, or `marks` lacks a mark that a pattern reads.
   """
+  model = whole_rows(model)
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
   limits = _limits(prompts, lengths, max_new_tokens, max_length, model.spec.max_length)
   _check(strategy, num_return, key, model, marks)
@@ -79,7 +78,7 @@ def generate(
   generated = _run(
     model,
     *(spread(np.asarray(array, np.int32)) for array in (prompts, lengths, limits)),
-    key if strategy.random else None,
+    _spread_keys(key, spread) if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
     None if allowed is None else spread(np.asarray(allowed, bool)),
     max_new_tokens=room,
@@ -91,6 +90,11 @@ def generate(
     marks=marks,
   )
   return gather(generated)
+
+
+def _spread_keys(key, spread):
+  """Returns a key, or a key per prompt, whose rows are on the devices of the prompts."""
+  return jax.random.wrap_key_data(spread(jax.random.key_data(key))) if key.shape else key
 
 
 def _check(strategy, num_return, key, model, marks):
@@ -151,39 +155,6 @@ def _limits(prompts, lengths, max_new_tokens, max_length, max_positions):
   return limits
 
 
-def spread_over(model, batch):
-  """Returns two functions that place arrays on the model's mesh, and gather them.
-
-  The first shards arrays [batch, ...], equal on all processes, by row over the axes of the mesh that
-  split a batch. If the batch is not divisible by their size, the arrays are replicated. The second replicates
-  sharded arrays on every process.
-  """
-  mesh = next((leaf.sharding.mesh for leaf in jax.tree.leaves(model) if _has_mesh(leaf)), None)
-  if mesh is None:
-    return jnp.asarray, lambda arrays: arrays
-  axes = [axis for axis in BATCH_AXES if axis in mesh.shape]
-  divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
-  replicated = NamedSharding(mesh, PartitionSpec())
-  by_row = NamedSharding(mesh, PartitionSpec(tuple(axes))) if divides else replicated
-
-  def spread(array):
-    array = np.asarray(array)
-    # Token metadata shared by all rows has a batch of 1.
-    sharding = by_row if len(array) == batch else replicated
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-  def gather(arrays):
-    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
-      return arrays
-    return jax.jit(lambda x: x, out_shardings=replicated)(arrays)
-
-  return spread, gather
-
-
-def _has_mesh(leaf):
-  return isinstance(getattr(leaf, 'sharding', None), NamedSharding)
-
-
 def _pad(prompts, pad_id, max_positions):
   """Pads prompts to one of a few widths, to limit compilations."""
   width = prompts.shape[1]
@@ -205,6 +176,7 @@ def _pad(prompts, pad_id, max_positions):
     'marks',
   ),
 )
+@runs_model
 def _run(
   model,
   prompts,

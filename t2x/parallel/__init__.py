@@ -2,6 +2,7 @@
 
 from t2x.parallel.cluster import *
 from t2x.parallel.mesh import *
+from t2x.parallel.placed import *
 from t2x.parallel.processes import *
 from t2x.parallel.report import *
 from t2x.parallel.sharding import *

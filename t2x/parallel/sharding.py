@@ -134,6 +134,17 @@ class Activations:
     """Returns the activation layout of a mesh, or None for a single device, which needs no constraints."""
     return cls(mesh, settings.activation_rules) if mesh.size > 1 else None
 
+  def __hash__(self) -> int:
+    return hash((self.mesh, tuple(sorted(self.rules.items()))))
+
+  def whole_rows(self, batch: bool = True) -> 'Activations':
+    """Returns the layout that does not split rows along their length; without `batch`, neither the batch, nor the experts,
+    which devices with rows of their own exchange."""
+    axes = ['length', 'slots']
+    if not batch:
+      axes += ['batch', 'looked_up_batch', 'dispatched', 'experts']
+    return dataclasses.replace(self, rules={**self.rules, **dict.fromkeys(axes)})
+
   def constrain(self, x: jax.Array, axes: Sequence[str | EllipsisType | None]) -> jax.Array:
     """Returns `x` with a sharding constraint on the dimensions that `axes` names.
 

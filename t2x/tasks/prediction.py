@@ -8,7 +8,7 @@ import numpy as np
 
 from t2x.data import evaluation_batches
 from t2x.data.batches import Transform
-from t2x.decode.generation import spread_over
+from t2x.parallel.placed import runs_model, spread_over
 
 T = TypeVar('T')
 # Yields the items of an iterable and monitors the time spent on each.
@@ -19,9 +19,9 @@ def on_devices(function: Callable[..., Any], model: Any, *arrays: Any) -> Any:
   """Returns `function(model, *arrays)` as NumPy arrays, on every process.
 
   Args:
-    function: a compiled function.
-    model: the model with its parameters.
-    arrays: arrays [batch, ...], or mappings of arrays, which are split by row over the data axes of the model's mesh.
+    function: a compiled function that `runs_model`, whose outputs are arrays [batch, ...].
+    model: the model with its parameters; `whole_rows` of it if the rows may have any length.
+    arrays: arrays [batch, ...], or mappings of arrays, which are split by row over the model's mesh.
   """
   spread, gathered = spread_over(model, len(jax.tree.leaves(arrays)[0]))
   return jax.device_get(gathered(function(model, *jax.tree.map(spread, arrays))))
@@ -75,7 +75,7 @@ def predict(
     batch_size: rows per batch. The last batch is padded with rows of zeros, whose outputs are not returned.
     watched: wraps the iterable of batches.
   """
-  compiled, batches = jax.jit(function), evaluation_batches(rows, transform, batch_size)
+  compiled, batches = jax.jit(runs_model(function)), evaluation_batches(rows, transform, batch_size)
   for number in watched(range(len(batches))):
     outputs = on_devices(compiled, model, batches[number])
     start = number * batch_size

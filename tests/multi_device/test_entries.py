@@ -12,7 +12,7 @@ import json
 import jax, numpy as np
 from eight_devices import split
 from flax import nnx
-from t2x.decode.generation import spread_over
+from t2x.parallel import spread_over
 from t2x.layers import MLP
 from t2x.parallel import Mesh
 
