@@ -17,8 +17,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import in_step
 from t2x.layers.arrays import name_of
 from t2x.models import Stack
+from t2x.parallel import Activations
 from t2x.tasks.base import TaskOutput
 from t2x.train.params import Blueprint, ParamInfo, Params
 
@@ -121,12 +123,25 @@ def scaled(params: Params, heads: Sequence[AttentionHeads], factors: ByHead) -> 
 
 
 def row_losses(
-  sums: Sums, blueprint: Blueprint, params: Params, batch: Mapping[str, Array]
+  sums: Sums,
+  blueprint: Blueprint,
+  params: Params,
+  batch: Mapping[str, Array],
+  layout: Activations | None = None,
 ) -> tuple[Float[Array, ' rows'], Float[Array, ' rows']]:
-  """Returns the mean loss of each row of a batch, without dropout, and the weight of its targets."""
+  """Returns the mean loss of each row of a batch, without dropout, and the weight of its targets.
+
+  Args:
+    sums: `Task.sums`.
+    blueprint: the model.
+    params: all parameters.
+    batch: the rows, one of which is computed at a time.
+    layout: sharding of the activations; None for one device.
+  """
 
   def loss(row):
-    total, weight = sums(blueprint.model(params), row, None).metrics['loss']
+    with in_step(layout=layout and layout.whole_rows(batch=False)):
+      total, weight = sums(blueprint.model(params), row, None).metrics['loss']
     return total / jnp.where(weight == 0, 1.0, weight), weight
 
   return jax.vmap(loss)({name: array[:, None] for name, array in batch.items()})
@@ -138,6 +153,7 @@ def importance(
   params: Params,
   batches: Iterable[Mapping[str, Array]],
   heads: Sequence[AttentionHeads],
+  layout: Activations | None = None,
 ) -> tuple[dict[str, Float[np.ndarray, 'rows groups']], int]:
   """Computes the importance of each head, the mean over rows of |dL / dxi_h|, where L is the mean loss of a row.
 
@@ -149,6 +165,7 @@ def importance(
     params: all parameters; gradients are computed in their dtype.
     batches: batches of rows; rows without targets are ignored.
     heads: the attention sublayers.
+    layout: sharding of the activations; None for one device.
 
   Returns:
     The importance of each group, [rows, groups] by name of the sublayer, and the number of rows.
@@ -158,7 +175,7 @@ def importance(
   """
 
   def loss(factors, params, row):
-    (mean,), (weight,) = row_losses(sums, blueprint, scaled(params, heads, factors), row)
+    (mean,), (weight,) = row_losses(sums, blueprint, scaled(params, heads, factors), row, layout)
     return mean, weight
 
   @jax.jit

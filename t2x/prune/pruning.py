@@ -103,7 +103,8 @@ def score_heads(
   params = loaded.params
   (task, *_) = loaded.task.parts.values()
   batches = _batches(loaded, split, num_rows)
-  scores, count = importance(task.sums, blueprint, params, batches, heads)
+  layout = loaded.inference.program.layout
+  scores, count = importance(task.sums, blueprint, params, batches, heads, layout)
   return HeadScores(heads, scores, split, count)
 
 
@@ -293,23 +294,24 @@ def _compare(
   """
   from t2x.train.evaluation import Inference
 
-  blueprint = loaded.inference.program.blueprint
-  params = loaded.params
+  program, params = loaded.inference.program, loaded.params
   (task, *_) = loaded.task.parts.values()
   batch = next(_batches(loaded, ranking.split, loaded.inference.batch_size))
 
   @jax.jit
   def losses(params: Params, batch: Any) -> Any:
     masked = scaled(params, ranking.heads, masks)
-    return tuple(row_losses(task.sums, blueprint, p, batch) for p in (params, masked))
+    settings = task.sums, program.blueprint
+    return tuple(row_losses(*settings, p, batch, program.layout) for p in (params, masked))
 
   (before, weights), (masked, _) = jax.device_get(losses(params, batch))
   try:
-    new = Inference(pruned.build(), loaded.tokenizer).program.blueprint
-    shapes = {name: info.shape for name, info in new.infos.items()}
+    new = Inference(pruned.build(), loaded.tokenizer).program
+    shapes = {name: info.shape for name, info in new.blueprint.infos.items()}
     if shapes != {name: tuple(array.shape) for name, array in smaller.params.items()}:
       raise UserError('the config would build parameters of other shapes')
-    after, _ = jax.jit(lambda p, b: row_losses(task.sums, new, p, b))(smaller.params, batch)
+    losses_after = jax.jit(lambda p, b: row_losses(task.sums, new.blueprint, p, b, new.layout))
+    after, _ = losses_after(smaller.params, batch)
   except UserError as error:
     raise UserError(f'heads of this model cannot be pruned: {error}', error.exit_code) from error
   if not np.allclose(after, masked, rtol=TOLERANCE, atol=TOLERANCE):
