@@ -13,7 +13,7 @@ from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
 from t2x.decode.sampling import SampleSeed
 from t2x.layers.marks import Marks
-from t2x.parallel import Processes
+from t2x.parallel import Placed, Processes
 from t2x.run_folder.lines import metric_lines
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
@@ -74,8 +74,9 @@ class Loaded:
     return metric_lines(path)
 
   @functools.cached_property
-  def model(self) -> Any:
-    """The module, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`)."""
+  def model(self) -> Placed:
+    """The model, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`), on the devices of its
+    mesh; `model.model` is the module."""
     return self.inference.model(self.params)
 
   @property

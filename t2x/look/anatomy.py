@@ -20,6 +20,7 @@ from t2x.models import (
   Stages,
   VisionTransformer,
 )
+from t2x.parallel import module_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Side:
 
 def sides(model: Any) -> dict[str, Side]:
   """Returns the sides of a model by name; empty for model classes that are not part of t2x."""
+  model = module_of(model)
   parts: list[tuple[str, Any, Any, tuple[PositionEncoding, ...]]] = []
   if isinstance(model, LanguageModel):
     parts = [('', model.body, model.embedding, ())]
@@ -92,6 +94,7 @@ def sides(model: Any) -> dict[str, Side]:
 def class_logits(model: Any) -> Callable[[Array], Array] | None:
   """Returns the function from normalised hidden vectors [batch, length, width] to class logits [batch, classes];
   None if the model has no such classes."""
+  model = module_of(model)
   if isinstance(model, VisionTransformer):
     head = model.head
     return None if head is None else lambda x: head(model.pool(x))

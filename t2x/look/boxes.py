@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
+from t2x.parallel import runs_model
 from t2x.tasks.average_precision import Detected, in_pixels, predicted
 from t2x.tasks.prediction import on_devices
 
@@ -36,7 +38,7 @@ def look_at_boxes(
     name: returns the name of a class.
     threshold: smallest probability of a prediction.
   """
-  found = on_devices(predicted, model, {'image': image[None]})
+  found = on_devices(jax.jit(runs_model(predicted)), model, {'image': image[None]})
   detected = in_pixels(Detected(*(array[0] for array in found)), pixels.shape)
   known = [in_pixels(Detected(box[None], box, box), pixels.shape).boxes[0] for box, _ in objects]
   likely = np.flatnonzero(detected.scores >= threshold)

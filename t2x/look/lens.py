@@ -16,6 +16,8 @@ from jaxtyping import Float, Int
 
 from t2x.layers import Tokens
 from t2x.look.anatomy import Side, class_logits
+from t2x.parallel import runs_model, whole_rows
+from t2x.tasks.prediction import on_devices
 
 __all__ = ['Lens', 'TokenLosses']
 
@@ -87,16 +89,21 @@ def logit_lens(
 
 def _predictions(model: Any, side: Side, hidden: Any) -> tuple[Any, Any]:
   """Returns ids and probabilities [layers, positions, TOP] of hidden vectors [layers, length, width]."""
-  classify = class_logits(model)
 
-  def layer(x):
-    x = side.normalised(x[None])
-    logits = model.logits(x)[0] if classify is None else classify(x)
-    probabilities = jax.nn.softmax(logits.astype(jnp.float32))
-    best, ids = jax.lax.top_k(probabilities, min(TOP, logits.shape[-1]))
-    return ids, best
+  @runs_model
+  def predictions(model, hidden):
+    classify = class_logits(model)
 
-  return jax.jit(lambda x: jax.lax.map(layer, x))(hidden)
+    def layer(x):
+      x = side.normalised(x[None])
+      logits = model.logits(x)[0] if classify is None else classify(x)
+      probabilities = jax.nn.softmax(logits.astype(jnp.float32))
+      best, ids = jax.lax.top_k(probabilities, min(TOP, logits.shape[-1]))
+      return ids, best
+
+    return jax.lax.map(layer, hidden)
+
+  return jax.jit(predictions)(whole_rows(model, batch=False), hidden)
 
 
 def token_losses(
@@ -130,11 +137,12 @@ def masked_logits(
     own = np.resize(places[start : start + _ROWS], min(_ROWS, len(places)))
     rows = np.tile(ids, (len(own), 1))
     rows[np.arange(len(own)), own] = mask_id
-    parts.append(np.asarray(_logits_at(model, rows, own)))
+    parts.append(on_devices(_logits_at, whole_rows(model), rows, own))
   return np.concatenate(parts)[: len(places)]
 
 
 @jax.jit
+@runs_model
 def _logits_at(model, rows, places):
   tokens = Tokens.row(rows.shape[1], segments=jnp.ones(rows.shape, jnp.int32), right_padded=True)
   x = model.hidden(rows, tokens=tokens).x

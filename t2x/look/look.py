@@ -24,6 +24,7 @@ from t2x.look.lens import Lens, TokenLosses, logit_lens, masked_logits, token_lo
 from t2x.look.loads import LOAD, ExpertLoad, load_of_input, records_load
 from t2x.look.parameters import Neighbours, PositionVectors, neighbours, position_vectors
 from t2x.look.patterns import InteractionMatrix, matrices_of
+from t2x.parallel import module_of
 from t2x.tasks.inspection import Inspection, in_order, source_readers
 
 __all__ = ['MAX_PATCHES', 'MAX_TOKENS', 'Look', 'look_at_image', 'look_at_pair', 'look_at_text']
@@ -207,7 +208,7 @@ def look_at_image(
     UserError: the image has too many patches.
   """
   parts, notes = _parts(model)
-  row = model.embedding(jnp.asarray(image[None]))[1] if parts else None
+  row = module_of(model).embedding(jnp.asarray(image[None]))[1] if parts else None
   num_tokens = 0 if row is None else row.positions.shape[1]
   check_length('the image', num_tokens, max_tokens, None, 'patches and extra tokens')
   _, recorded = _outputs(Inspection(model, None), parts, notes, image[None])
@@ -232,7 +233,7 @@ def _parts(model: Any) -> tuple[dict[str, Side], list[str]]:
   notes = []
   if not parts:
     notes.append(
-      f'{type(model).__name__} is not a model class of t2x: no predictions, embeddings and positions'
+      f'{type(module_of(model)).__name__} is not a model class of t2x: no predictions, embeddings and positions'
     )
   return parts, notes
 

@@ -361,7 +361,7 @@ class Task(abc.ABC):
 
   def generate(
     self,
-    model: nnx.Module,
+    model: Any,
     prompts: Sequence[str],
     *,
     strategy: Strategy,

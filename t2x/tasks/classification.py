@@ -16,6 +16,7 @@ from t2x.data import check_label, label_values
 from t2x.data.sources.base import class_names
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice, rank
+from t2x.parallel import runs_model
 from t2x.tasks.base import OF_EXAMPLES, TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.losses import ClassLoss, class_answers, predicted_sums
@@ -132,7 +133,8 @@ class Classification(DistillableTask):
     """Returns the likeliest classes of each file."""
     (name,) = self.inputs
     batch = {name: np.stack([self.prepared(prompt)[name] for prompt in prompts])}
-    logits = on_devices(jax.jit(lambda m, b: self.predictions(m, b, None)[0]), model, batch)
+    run = jax.jit(runs_model(lambda m, b: self.predictions(m, b, None)[0]))
+    logits = on_devices(run, model, batch)
     return class_answers(logits, self.known_names, num_return)
 
   @property

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
 from t2x.layers.marks import Marks
 from t2x.models.language_model import select
+from t2x.parallel.placed import runs_model, whole_rows
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
 
@@ -64,7 +64,7 @@ def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def fill_masks(
-  model: nnx.Module,
+  model: Any,
   tokenizer: Tokenizer,
   prompts: Sequence[str],
   top_k: int,
@@ -94,7 +94,8 @@ def fill_masks(
   places = [np.flatnonzero(np.array(row) == tokenizer.mask_id) for row in rows]
   picked, _ = pad_prompts([p.tolist() for p in places], 0, multiple=1)
   batch = {'tokens': ids, 'segments': segments, 'types': np.zeros_like(ids)}
-  log_probs = on_devices(functools.partial(_log_probs, marks=marks), model, batch, picked)
+  run = functools.partial(_log_probs, marks=marks)
+  log_probs = on_devices(run, whole_rows(model), batch, picked)
   return [
     _answer(tokenizer, prompt, row, place, scores, top_k)
     for prompt, row, place, scores in zip(prompts, rows, places, log_probs, strict=True)
@@ -109,6 +110,7 @@ def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
 
 
 @functools.partial(jax.jit, static_argnames='marks')
+@runs_model
 def _log_probs(
   model: Any, batch: dict[str, Array], positions: Int[Array, 'batch masks'], marks: Marks
 ) -> Float[Array, 'batch masks vocab']:

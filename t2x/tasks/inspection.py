@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -15,6 +16,7 @@ from t2x.data import Tokenizer
 from t2x.layers import Sublayer, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import Output
+from t2x.parallel.placed import module_of, runs_model, whole_rows
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import pad_prompts
 
@@ -80,7 +82,7 @@ class Inspection:
     spec = self.model.spec
     if not spec.is_encoder_decoder and targets is not None:
       raise UserError(
-        f'@{type(self.model).__name__} reads {", ".join(spec.inputs)}: omit the targets'
+        f'@{type(module_of(self.model)).__name__} reads {", ".join(spec.inputs)}: omit the targets'
       )
     first = spec.first
     encoded = (
@@ -93,8 +95,10 @@ class Inspection:
       run, arrays = _pair_outputs, (*encoded, *self.encode_targets(prefixes))
     elif first.kind == 'ids':
       run = functools.partial(_text_outputs, marks=self.marks)
-    logits, recorded = on_devices(functools.partial(run, record=record), self.model, *arrays)
-    return np.asarray(logits, np.float32), recorded
+    run = functools.partial(run, record=record)
+    logits, recorded = on_devices(run, whole_rows(self.model), *arrays)
+    by_repeat = {name: np.moveaxis(array, 0, 1) for name, array in recorded.items()}
+    return np.asarray(logits, np.float32), by_repeat
 
   def layers(
     self, name: str, inputs: Any, targets: Rows | None = None, side: str = 'decoder'
@@ -133,24 +137,27 @@ class Inspection:
 
 
 @functools.partial(jax.jit, static_argnames='record')
+@runs_model
 def _array_outputs(model, inputs, _, *, record):
   out: Output = model(inputs, record=record)
-  return out.x, out.recorded
+  return out.x, _by_row(out.recorded)
 
 
 @functools.partial(jax.jit, static_argnames=('record', 'marks'))
+@runs_model
 def _text_outputs(model, ids, segments, *, record, marks):
   marked = marks.of_rows(ids, segments)
   tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True, marks=marked)
   out: Output = model.hidden(ids, tokens=tokens, record=record)
   if 'class logits' in model.spec.outputs:
-    return model.head.classify(out.x, segments, None), out.recorded
+    return model.head.classify(out.x, segments, None), _by_row(out.recorded)
   if 'vectors' in model.spec.outputs:
-    return model.head(out.x, model.embedding), out.recorded
-  return model.logits(out.x), out.recorded
+    return model.head(out.x, model.embedding), _by_row(out.recorded)
+  return model.logits(out.x), _by_row(out.recorded)
 
 
 @functools.partial(jax.jit, static_argnames='record')
+@runs_model
 def _pair_outputs(model, source, source_segments, target, segments, *, record):
   out: Output = model.hidden(
     source,
@@ -161,7 +168,12 @@ def _pair_outputs(model, source, source_segments, target, segments, *, record):
     target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
     record=record,
   )
-  return model.logits(out.x), out.recorded
+  return model.logits(out.x), _by_row(out.recorded)
+
+
+def _by_row(recorded: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """Returns arrays [batch, repeats, ...] of those that stacks recorded, [repeats, batch, ...]."""
+  return {name: jnp.moveaxis(array, 1, 0) for name, array in recorded.items()}
 
 
 def in_order(recorded: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
@@ -185,10 +197,10 @@ def as_list(texts: Texts) -> list[str]:
   return [texts] if isinstance(texts, str) else list(texts)
 
 
-def source_readers(model: nnx.Module, side: str) -> frozenset[str]:
+def source_readers(model: Any, side: str) -> frozenset[str]:
   """Returns the names of the sublayers of a side that attend to a source, such as 'cross' in `Block`."""
   names = set()
-  for path, part in nnx.iter_modules(model):
+  for path, part in nnx.iter_modules(module_of(model)):
     # The name '' is not part of the names of recorded arrays.
     name = '.'.join(str(key) for key in path if key != '')
     match = re.match(rf'{side}\..*?\bblocks\.\d+\.(.+)', name)

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import numpy as np
-from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
+from t2x.parallel.placed import runs_model
 from t2x.tasks.base import Task
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import MarkingTask
@@ -55,13 +55,13 @@ class LabelledTask(MarkingTask):
   def run_on_examples(
     self,
     function: Callable[..., Any],
-    model: nnx.Module,
+    model: Any,
     examples: Sequence[Mapping[str, Any]],
   ) -> tuple[list[dict[str, Any]], Any]:
     """Returns the rows of some examples, and `function(model, batch)` for the batch of all these rows."""
     rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    return rows, on_devices(jax.jit(function), model, batch)
+    return rows, on_devices(jax.jit(runs_model(function)), model, batch)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

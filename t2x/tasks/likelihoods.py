@@ -15,6 +15,7 @@ from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
 from t2x.models.ranks import choice
+from t2x.parallel.placed import runs_model, whole_rows
 from t2x.tasks.prediction import Watched, in_batches, on_devices
 from t2x.tasks.text import pad_prompts
 
@@ -85,7 +86,7 @@ def log_likelihoods(
 
   def scored(batch):
     arrays = _arrays(batch, pad_id, model.spec.max_length)
-    return list(zip(*on_devices(score, model, *arrays), strict=True))
+    return list(zip(*on_devices(score, whole_rows(model), *arrays), strict=True))
 
   results = in_batches(
     pairs, scored, batch_size, size=lambda pair: sum(map(len, pair)), watched=watched
@@ -112,6 +113,7 @@ def _arrays(rows: Sequence[Pair], pad_id: int, longest: int | None) -> tuple[np.
 
 
 @functools.partial(jax.jit, static_argnames='further')
+@runs_model
 def _score(model, ids, lengths, prompts, index, labels, *, further):
   """Returns the sum of log-probabilities and whether all labels are the likeliest tokens, by row."""
   positions = jnp.arange(ids.shape[1])

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, Range
@@ -119,9 +118,7 @@ class MaskedLM(ChosenTokens):
   def check_prompt(self, prompt):
     check_masks(self.fitted, prompt)
 
-  def fill_masks(
-    self, model: nnx.Module, prompts: Sequence[str], top_k: int
-  ) -> list[dict[str, Any]]:
+  def fill_masks(self, model: Any, prompts: Sequence[str], top_k: int) -> list[dict[str, Any]]:
     """Ranks the tokens for each mask of each prompt; see `t2x.tasks.fill_mask.fill_masks`."""
     return fill_masks(model, self.fitted, prompts, top_k, self.token_marks)
 

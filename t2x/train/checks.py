@@ -21,7 +21,7 @@ from t2x.data import Batches
 from t2x.layers import Pattern
 from t2x.layers.patterns.image import draw
 from t2x.models import Decoder, Encoder
-from t2x.parallel import MESH_AXES, mesh_text, sharding_table
+from t2x.parallel import MESH_AXES, Placed, mesh_text, sharding_table
 from t2x.tasks import Task
 from t2x.tasks.inspection import Inspection, in_order
 from t2x.train.mup import check_same
@@ -319,7 +319,7 @@ def _activations(
   program: Program, params: Any, frozen: Any, batch: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
   """Returns the outputs of each layer and the logits, without dropout."""
-  model = program.blueprint.model(program.groups.join(params, frozen))
+  model = Placed(program.blueprint.model(program.groups.join(params, frozen)), program.layout)
   name, *_ = model.spec.inputs
   inputs, targets = np.asarray(batch[name]), batch.get('target')
   logits, recorded = Inspection(model, None).outputs(inputs, targets, frozenset({'hidden'}))

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.data import Tokenizer, evaluation_batches
 from t2x.data.sources.base import example_names
 from t2x.data.sources.subset import Spread
-from t2x.parallel import Processes, batch_sharding, process_part
+from t2x.parallel import Placed, Processes, batch_sharding, process_part
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation
 from t2x.tasks.prediction import Watched
@@ -106,9 +106,10 @@ class Inference:
       for name, value in batch.items()
     }
 
-  def model(self, params: Params) -> Any:
-    """Returns the model with these parameters, which computes in the dtype of the run."""
-    return self.program.blueprint.model(params, self.program.compute_dtype)
+  def model(self, params: Params) -> Placed:
+    """Returns the model with these parameters on the run's devices, which computes in the dtype of the run."""
+    program = self.program
+    return Placed(program.blueprint.model(params, program.compute_dtype), program.layout)
 
   def evaluation(
     self,

@@ -305,8 +305,8 @@ MUTATIONS = (
   ),
   Mutation(
     'train-dtype-of-inference',
-    'self.program.blueprint.model(params, self.program.compute_dtype)',
-    'self.program.blueprint.model(params)',
+    'program.blueprint.model(params, program.compute_dtype)',
+    'program.blueprint.model(params)',
     'tests/end_to_end/test_load.py',
   ),
   Mutation(

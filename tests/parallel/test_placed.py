@@ -1,8 +1,10 @@
-"""Placed models are traced in their layout."""
+"""Placed models: whatever runs a model in t2x/ is traced in its layout, which the syntax trees of t2x/ show."""
 
+import ast
 import copy
 import functools
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,138 @@ from t2x.layers import MLP
 from t2x.layers.arrays import named_leaves
 from t2x.parallel import Activations, Mesh, Placed, module_of, runs_model, whole_rows
 
+ROOT = Path(__file__).parents[2]
 LAYOUT = Activations.of(Mesh(data=2, context=2).abstract(4), Mesh(data=2, context=2))
+# What computes with a model. `spec`, `max_length` and other settings are read anywhere.
+METHODS = {
+  'at_patch_size',
+  'cross_entropy',
+  'decode',
+  'detect',
+  'embedding',
+  'hidden',
+  'init_cache',
+  'logits',
+  'pool',
+  'sample',
+  'unstacked',
+}
+# Parts of a model that compute.
+PARTS = {'body', 'decoder', 'distribution', 'embedding', 'encoder', 'head'}
+# Functions that trace a model themselves, and files of tasks, whose functions a step or `predict` traces.
+IN_LAYOUT = {
+  't2x/train/evaluation.py': {'Inference._evaluated'},  # Calls `Inference.model`.
+  't2x/parallel/placed.py': {'Placed.__call__'},
+  't2x/look/loads.py': {'_Recorder.__call__', '_Recorder.hidden'},  # Traced by `predict`.
+  't2x/look/anatomy.py': {'class_logits'},  # Called in the lens, which `runs_model`.
+  't2x/look/look.py': {'look_at_image'},  # Embeds one row to read the metadata of its tokens.
+  't2x/tasks/base.py': {'Task.check_model'},
+  't2x/decode/generation.py': {'_prefill'},  # Called by `_run`.
+}
+# Compiled functions without a model, or with one in a context of their own.
+WITHOUT_A_MODEL = {
+  't2x/parallel/placed.py': 1,  # Gathers arrays.
+  't2x/prune/heads.py': 1,  # `row_losses` enters the layout.
+  't2x/prune/pruning.py': 2,
+  't2x/sweeps/plan_table.py': 1,  # A product whose time is measured.
+  't2x/sweeps/vmapped_trials.py': 1,  # Steps.
+  't2x/testing/contracts.py': 6,  # A part on one device, or in a layout of its own.
+  't2x/testing/subject.py': 1,
+  't2x/train/init_from.py': 1,  # Resizes parameters.
+  't2x/train/logs/flops.py': 1,  # Counts operations.
+  't2x/train/program.py': 3,  # Steps, and the initial parameters.
+}
+
+
+def trees():
+  for path in sorted((ROOT / 't2x').rglob('*.py')):
+    name = path.relative_to(ROOT).as_posix()
+    if not name.startswith(('t2x/layers/', 't2x/models/')):
+      yield name, ast.parse(path.read_text())
+
+
+def functions(node, prefix=''):
+  """Yields (name, outermost function) of a file, with the names of classes."""
+  for child in ast.iter_child_nodes(node):
+    if isinstance(child, ast.FunctionDef):
+      yield prefix + child.name, child
+    elif isinstance(child, ast.ClassDef):
+      yield from functions(child, f'{prefix}{child.name}.')
+
+
+def computes(call):
+  """Whether a call computes with a variable or an attribute that is called `model`; with random keys it builds one."""
+  if any(keyword.arg == 'rngs' for keyword in call.keywords):
+    return False
+  names = ast.unparse(call.func).split('.')
+  if names[0] == 'self':
+    names = [name.lstrip('_') for name in names[1:]]
+  if names[0] != 'model':
+    return False
+  return len(names) == 1 or names[1] in METHODS | PARTS
+
+
+def callers():
+  """Yields (file, function, syntax tree) of what computes with a model."""
+  for path, tree in trees():
+    for name, function in functions(tree):
+      calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+      if any(map(computes, calls)):
+        yield path, name, function
+
+
+def decorated(function):
+  return any('runs_model' in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def test_every_caller_of_a_model_is_traced_in_its_layout():
+  found = list(callers())
+  assert len(found) > 40
+  for path, name, function in found:
+    inner = [node for node in ast.walk(function) if isinstance(node, ast.FunctionDef)]
+    in_task = path.startswith('t2x/tasks/') and not any(
+      'jit' in ast.unparse(decorator) for decorator in function.decorator_list
+    )
+    allowed = in_task or name in IN_LAYOUT.get(path, ()) or any(map(decorated, inner))
+    assert allowed, (
+      f'{path}: {name} runs a model outside of its layout: decorate it with runs_model'
+    )
+
+
+def test_every_compiled_function_that_gets_a_model_runs_it_in_its_layout():
+  counts = {}
+  for path, tree in trees():
+    jits = [node for node in ast.walk(tree) if ast.unparse(node) == 'jax.jit']
+    # A decorator beside it, or the function that it is given.
+    with_layout = 0
+    for node in ast.walk(tree):
+      if isinstance(node, ast.FunctionDef):
+        texts = [ast.unparse(decorator) for decorator in node.decorator_list]
+        with_layout += any('jax.jit' in text for text in texts) and 'runs_model' in texts
+      if isinstance(node, ast.Call) and ast.unparse(node.func) == 'jax.jit' and node.args:
+        argument = ast.unparse(node.args[0])
+        local = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.name == argument]
+        with_layout += 'runs_model' in argument or any(map(decorated, local))
+    if len(jits) > with_layout:
+      counts[path] = len(jits) - with_layout
+  assert counts == WITHOUT_A_MODEL
+
+
+def test_every_model_of_parameters_is_placed_or_in_a_step():
+  """`Blueprint.model` is the way from parameters to a model."""
+  number = 0
+  for path, tree in trees():
+    for name, function in functions(tree):
+      for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        text = ast.unparse(call.func)
+        if not text.endswith(('blueprint.model', 'teacher.model')) or 'rngs' in ast.unparse(call):
+          continue
+        number += 1
+        around = ast.unparse(function)
+        assert f'Placed({ast.unparse(call)}' in around or (
+          'in_step(' in around and 'layout=' in around
+        ), f'{path}: {name} makes a model without its layout'
+  assert number >= 6
 
 
 def part():
