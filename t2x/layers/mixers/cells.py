@@ -17,7 +17,7 @@ from jax.lax import optimization_barrier
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size, TunableRate
+from t2x.base.ranges import Natural, Size, TunableRate
 from t2x.layers.composites import replace_parts
 from t2x.layers.dtypes import add_sums, rounded_sums, zero_sums
 from t2x.layers.initializers import xavier_uniform, zeros
@@ -57,7 +57,7 @@ class Cell(nnx.Module):
     d_model: int,
     *,
     state_dim: Size | None = None,
-    fed_dim: int = 0,
+    fed_dim: Natural = 0,
     use_bias: bool = True,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
@@ -218,7 +218,7 @@ class StackedCells(nnx.Module):
     *,
     num_layers: Size,
     cell: Callable[..., Cell] = LSTMCell,
-    fed_dim: int = 0,
+    fed_dim: Natural = 0,
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
