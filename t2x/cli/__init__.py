@@ -81,8 +81,8 @@ class _Command(argparse.ArgumentParser):
       '--trust',
       action='store_true',
       default=argparse.SUPPRESS,
-      help='trust the Python modules next to a gin file or run folder, permanently; their code can do '
-      'anything that you can, so review it first',
+      help='permanently trust the Python modules next to a gin file or run folder; their code can do anything you can, so '
+      'review it first',
     )
 
 

@@ -10,7 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.packages import require
 from t2x.cli.options import add_devices, add_files, count
 
-HELP = 'check the config and the shapes of an experiment or sweep, without data and weights'
+HELP = 'check the config and shapes of an experiment or sweep, without data or weights'
 TAKES_BINDINGS = True
 
 
@@ -22,11 +22,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--coordinates',
     nargs='+',
     metavar='NAME=V,V,...',
-    help='print the size of activations by width (to check muP): values of the bindings that set the width, such as '
-    'd_model=64,128,256 d_ff=256,512,1024; trains each model on one batch',
+    help='train one model per width on one batch and print the size of its activations (to check muP); give the values '
+    'of the bindings that set the width, such as d_model=64,128,256 d_ff=256,512,1024',
   )
   parser.add_argument(
-    '--steps', type=count, metavar='N', help='number of steps of --coordinates (default: 4)'
+    '--steps',
+    type=count,
+    metavar='N',
+    help='with --coordinates: number of training steps (default: 4)',
   )
 
 

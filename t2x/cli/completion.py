@@ -6,16 +6,18 @@ import shlex
 
 from t2x.base.packages import imported
 
-HELP = 'print a script for bash or zsh that completes commands, options, files and --gin. names'
+HELP = (
+  'print a bash or zsh script that completes commands, options, files and the names after --gin.'
+)
 TAKES_BINDINGS = False
 
-# The last lines of shtab's scripts, which register its function, and what replaces them.
+# The last lines of shtab's scripts, which register its function, and their replacements.
 _BASH_END = 'complete -o bashdefault -F _shtab_t2x t2x'
 _ZSH_ENDS = {
   'compdef _shtab_t2x -N t2x': 'compdef _t2x -N t2x',
   '  _shtab_t2x "$@"\nfi': '  _t2x "$@"\nfi',
 }
-# What completes an argument, by its name in the help.
+# Completion functions of arguments, by metavar.
 _FILES = {'bash': '_shtab_compgen_files', 'zsh': '_files'}
 _FOLDERS = {'bash': '_shtab_compgen_dirs', 'zsh': '_files -/'}
 _COMPLETED = {
@@ -31,9 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.epilog = (
     'bash: t2x completion bash > ~/.local/share/bash-completion/completions/t2x\n'
-    'zsh:  t2x completion zsh > ~/.local/share/zsh/site-functions/_t2x   # a folder of $fpath\n'
-    'Names of --gin. are those of `t2x parts` and those that the gin files on the command line set. Run the '
-    'command again after an update of t2x.'
+    'zsh:  t2x completion zsh > ~/.local/share/zsh/site-functions/_t2x   # a folder in $fpath\n'
+    'The names completed after --gin. are those listed by `t2x parts` and those set by the gin files on the command '
+    'line.\nRun the command again after updating t2x.'
   )
   parser.add_argument('shell', choices=('bash', 'zsh'), help='the shell')
 
@@ -47,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
 def script(shell: str, parser: argparse.ArgumentParser) -> str:
   """Returns the script of a shell.
 
-  The script is static: a completion starts no Python.
+  The script is static: completion does not start Python.
 
   Args:
     shell: bash or zsh.
-    parser: the parser of all commands; those with an epilog take bindings.
+    parser: the parser of all commands; commands with an epilog take bindings.
 
   Raises:
     UserError: shtab is not installed.
@@ -82,7 +84,7 @@ def gin_names() -> list[str]:
 
 
 def _set_completed(parser: argparse.ArgumentParser) -> None:
-  """Sets what completes the files and folders of a parser and of its commands."""
+  """Sets the completion functions for files and folders in a parser and its commands."""
   for action in parser._actions:
     if isinstance(action.metavar, str) and action.metavar in _COMPLETED:
       action.complete = _COMPLETED[action.metavar]  # type: ignore[attr-defined]
@@ -101,5 +103,5 @@ def _file(name: str) -> str:
 
 def _replaced(text: str, old: str, new: str) -> str:
   if text.count(old) != 1:
-    raise RuntimeError(f'the script of shtab has changed: {old!r} is not in it once')
+    raise RuntimeError(f'the script of shtab has changed: {old!r} does not occur once')
   return text.replace(old, new)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from t2x.cli.options import add_checkpoint, refuse_bindings, run_folder
 
-HELP = 'convert models from and to Hugging Face, and run folders of older versions'
+HELP = 'convert models from and to Hugging Face, and convert run folders of older versions'
 TAKES_BINDINGS = True
 
 
@@ -19,14 +19,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add.add_argument('model', metavar='DIR_OR_FILE', help=model)
   add.add_argument('--out', required=True, metavar='RUN', help='new run folder')
   export = commands.add_parser(
-    'export', help='convert a run folder to a Hugging Face model folder, which transformers loads'
+    'export',
+    help='convert a run folder to a Hugging Face model folder that transformers can load',
   )
   add_checkpoint(export)
   export.add_argument('--to', required=True, metavar='DIR', help='new model folder')
   export.add_argument(
     '--family',
     metavar='NAME',
-    help='model_type in config.json (default: the first that supports the model)',
+    help='model_type of the new config.json (default: the first that supports the model)',
   )
   old = commands.add_parser(
     'run', help='convert a run folder of an older t2x version to the current format'

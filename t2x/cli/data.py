@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   fetch.add_argument('name', metavar='NAME', help=names)
   fetch.add_argument(
-    '--out', metavar='DIR', help='output folder (default: the default folder of its source)'
+    '--out', metavar='DIR', help='output folder (default: the folder that its source reads)'
   )
   fetch.set_defaults(action=_fetch)
   tokenizer = commands.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
@@ -36,8 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--trace',
     type=count,
     metavar='N',
-    help='print the first N merges of a BPE tokenizer, replayed on its training text: pair, number of places, '
-    'new token, size of the vocabulary and number of tokens of the text after it',
+    help='replay the first N merges of a BPE tokenizer on its training text and print for each: pair, count, new token, '
+    'vocabulary size and number of tokens in the text',
   )
   tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)
@@ -67,14 +67,16 @@ def _add_inspect(commands: Any) -> None:
   inspect.add_argument(
     '--check-overlap',
     action='store_true',
-    help='count the held-out examples with an n-gram of words that occurs in the training split',
+    help='count the held-out examples that share an n-gram of words with the training split',
   )
   inspect.add_argument(
     '--overlap-ngram', type=count, metavar='N', help='words per n-gram (default: 13)'
   )
   inspect.set_defaults(action=_inspect)
   verify = commands.add_parser(
-    'verify', help='compare the files of a config with those of their first use', epilog=GIN
+    'verify',
+    help='check that data files above 4 MiB are unchanged since their first use',
+    epilog=GIN,
   )
   add_files(verify)
   verify.set_defaults(action=_verify)
@@ -83,7 +85,7 @@ def _add_inspect(commands: Any) -> None:
 def _add_dedup(commands: Any) -> None:
   dedup = commands.add_parser(
     'dedup',
-    help='count near-duplicates of the training split and write the other examples',
+    help='count near-duplicates in the training split and write the remaining examples',
     epilog=GIN,
   )
   add_files(dedup)
@@ -95,10 +97,13 @@ def _add_dedup(commands: Any) -> None:
     type=in_range(Annotated[float, Range('0 < x <= 1')]),
     default=0.8,
     metavar='T',
-    help='least Jaccard similarity of duplicates (default: 0.8)',
+    help='minimum Jaccard similarity of duplicates (default: 0.8)',
   )
   dedup.add_argument(
-    '--out', type=Path, metavar='FILE', help='write the other examples to this file as JSON lines'
+    '--out',
+    type=Path,
+    metavar='FILE',
+    help='write the remaining examples to this file as JSON lines',
   )
   dedup.set_defaults(action=_dedup)
 

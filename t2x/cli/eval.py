@@ -11,7 +11,7 @@ from t2x.base.errors import UserError
 from t2x.base.files import check_folder, check_output_file
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
 
-HELP = 'evaluate a run on a split, once or each new checkpoint'
+HELP = 'evaluate a run on a split, once or at each new checkpoint'
 TAKES_BINDINGS = True
 
 
@@ -23,33 +23,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--split',
     metavar='NAME',
-    help="split of the data source, for Experiment.evaluations too (default: the task's eval_split; each of "
-    'Experiment.evaluations has its own)',
+    help="split of the data source, also used for Experiment.evaluations (default: the task's eval_split, and for each "
+    'of Experiment.evaluations its own split)',
   )
   parser.add_argument(
     '--limit',
     type=count,
     metavar='N',
-    help='examples for each of Experiment.evaluations, evenly spaced in the split (default: all)',
+    help='number of examples for each of Experiment.evaluations, taken evenly across the split (default: all)',
   )
   parser.add_argument(
     '--watch',
     action='store_true',
-    help='evaluate each checkpoint beside a running training, until the run is done; writes to RUN/watch; '
-    'run the same command to resume',
+    help='evaluate each checkpoint while the run is training, until the run is done; writes to RUN/watch; run the same '
+    'command to resume',
   )
   parser.add_argument(
     '--batch-size', type=count, metavar='N', help="rows per batch (default: the trainer's, or 32)"
   )
   parser.add_argument(
-    '--pictures', metavar='FOLDER', help='write the pictures of evaluators to FOLDER/NAME.png'
+    '--pictures',
+    metavar='FOLDER',
+    help='write the pictures that evaluators make to FOLDER/NAME.png',
   )
   parser.add_argument(
     '--mistakes',
     type=count,
     metavar='N',
-    help='write RUN/mistakes-SPLIT.html: the N wrong examples with the highest loss, and the confusion matrix of a '
-    'classifier',
+    help='write RUN/mistakes-SPLIT.html: the N wrongly predicted examples with the highest loss and, for a classifier, '
+    'the confusion matrix',
   )
 
 

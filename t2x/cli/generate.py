@@ -31,7 +31,7 @@ from t2x.cli.prompts import Prompt, prompts_from_texts, read_prompts
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
 
-HELP = 'continue, translate or classify texts, images and recordings with a run, or fill masks'
+HELP = 'use a run to continue, translate or classify texts, images or recordings, or to fill masks'
 TAKES_BINDINGS = True
 
 MAX_NEW_TOKENS = 128
@@ -55,7 +55,7 @@ _OF_COMPLETIONS = (
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.description = (
-    'Continues, translates or classifies prompts. A run of MaskedLM ranks the tokens for each <mask> of a prompt: '
+    'Continues, translates or classifies prompts. A MaskedLM run ranks the tokens for each <mask> in a prompt: '
     "t2x generate RUN --prompt 'imp<mask> os' --top-k 5."
   )
   add_checkpoint(parser)
@@ -65,17 +65,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--prompt',
     metavar='TEXT',
     action='append',
-    help='a prompt: a text, or the path of an image or a recording; repeatable',
+    help='prompt: a text, or the path of an image or audio recording; repeatable',
   )
   parser.add_argument(
     '--input',
     metavar='FILE',
-    help='prompts: the lines of a .txt or .tsv file, JSON lines {"prompt": "..."}, or a folder of images or recordings',
+    help='prompts: the lines of a .txt or .tsv file, JSON lines {"prompt": "..."}, or a folder of images or audio recordings',
   )
   parser.add_argument(
     '--output',
     metavar='FILE',
-    help='file to write, in the order of the prompts: .csv, .txt (one line of text each), or JSON lines',
+    help='output file, with results in prompt order: .csv, .txt (one line of text per prompt), or JSON lines',
   )
   parser.add_argument(
     '--max-new-tokens',
@@ -94,7 +94,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_strategy(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("decoding strategy (default: the task's, or greedy)")
+  group = parser.add_argument_group(
+    "decoding strategy (default: the task's if it has one, else greedy)"
+  )
   group.add_argument('--greedy', action='store_true', help='greedy decoding')
   group.add_argument('--beam', type=count, metavar='WIDTH', help='beam search with this beam width')
   penalty = group.add_mutually_exclusive_group()
@@ -108,20 +110,20 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     '--average-length',
     type=finite,
     metavar='POWER',
-    help="beam search: divide scores by length ** POWER, Hugging Face's length_penalty",
+    help="beam search: divide scores by length ** POWER (same as Hugging Face's length_penalty)",
   )
   group.add_argument(
     '--stop',
     choices=('certain', 'current-length', 'full'),
-    help="stopping criterion of beam search: Hugging Face's early_stopping 'never', False or True "
-    '(default: certain)',
+    help="beam search: stopping criterion; certain, current-length and full are Hugging Face's early_stopping='never', "
+    'False and True (default: certain)',
   )
   group.add_argument('--temperature', type=score_scale, metavar='T', help='sampling temperature')
   group.add_argument(
     '--top-k',
     type=count,
     metavar='K',
-    help='sample from the K most likely tokens; MaskedLM: tokens per mask (default: 5)',
+    help='sample from the K most likely tokens; with a MaskedLM run: number of tokens per mask (default: 5)',
   )
   group.add_argument(
     '--top-p', type=fraction, metavar='P', help='nucleus sampling with probability mass P'

@@ -11,7 +11,7 @@ from t2x.base.files import check_output_file, output_file
 from t2x.cli.launch_targets import TARGETS, add_repeatable
 from t2x.cli.options import GIN, add_files, assignments
 
-HELP = 'write the file that starts a run with Slurm, Kubernetes, TPUs, SkyPilot or several local processes'
+HELP = 'write the file that starts a run on Slurm, Kubernetes, TPUs or SkyPilot, or in several local processes'
 TAKES_BINDINGS = True
 
 
@@ -27,14 +27,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('options of all targets')
-  group.add_argument('--name', metavar='NAME', help='name of the job (default: name of FILE)')
-  group.add_argument('--run', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
-  add_repeatable(group, '--env', 'NAME=VALUE', 'environment variable, but no secret')
+  group.add_argument(
+    '--name', metavar='NAME', help='name of the job (default: name of the first FILE)'
+  )
+  group.add_argument(
+    '--run',
+    metavar='DIR',
+    help='run folder (default: runs/<name of the first FILE>, on the shared volume if there is one)',
+  )
+  add_repeatable(
+    group, '--env', 'NAME=VALUE', 'environment variable, written to the file in plain text'
+  )
   add_repeatable(group, '--setup', 'LINE', 'shell line that runs before t2x on each machine')
   group.add_argument(
-    '--out', metavar='FILE', help='write the file here (default: print it); edited files are kept'
+    '--out',
+    metavar='FILE',
+    help='file to write (default: print it); an edited file is not replaced',
   )
-  group.add_argument('--submit', action='store_true', help='submit FILE of --out')
+  group.add_argument('--submit', action='store_true', help='submit the file written by --out')
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ def _add_nodes(parser: _Container, default: int | None = 1) -> None:
 
 
 def _add_restarts(parser: _Container, default: int) -> None:
-  text = f'restarts after failures (default: {default})'
+  text = f'maximum number of restarts after failures (default: {default})'
   parser.add_argument('--max-restarts', type=natural, default=default, metavar='N', help=text)
 
 
@@ -62,12 +62,12 @@ def _add_slurm(parser: argparse.ArgumentParser) -> None:
     metavar='SECONDS',
     help='seconds before the time limit at which the run saves and is requeued (default: 120)',
   )
-  text = 'requeues after which an interrupted job ends (default: 100)'
+  text = 'maximum number of requeues after interruptions (default: 100)'
   parser.add_argument('--max-requeues', type=natural, default=100, metavar='N', help=text)
   parser.add_argument('--partition', metavar='NAME', help='partition of the cluster')
   parser.add_argument('--account', metavar='NAME', help='account to charge')
   add_repeatable(
-    parser, '--sbatch', 'OPTION', 'further option of sbatch, such as --sbatch=--constraint=h100'
+    parser, '--sbatch', 'OPTION', 'additional option of sbatch, such as --sbatch=--constraint=h100'
   )
   parser.add_argument(
     '--log',
@@ -110,7 +110,12 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
   tpus.add_argument('--tpu', choices=('v4', 'v5e', 'v5p', 'v6e'), help='kind of TPU')
   tpus.add_argument('--topology', metavar='AxB', help='chips of a slice, such as 4x8')
   tpus.add_argument('--slices', type=count, metavar='N', help='number of slices (default: 1)')
-  tpus.add_argument('--chips-per-host', type=count, metavar='N', help='(default: 4)')
+  tpus.add_argument(
+    '--chips-per-host',
+    type=count,
+    metavar='N',
+    help='chips of a host (default: 4, or all of a smaller slice)',
+  )
   parser.add_argument(
     '--image',
     required=True,
@@ -121,7 +126,7 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
     '--claim',
     default='shared',
     metavar='NAME',
-    help='claim of a volume that all pods can write (default: shared)',
+    help='PersistentVolumeClaim to which all pods can write (default: shared)',
   )
   _add_mount(parser)
   add_repeatable(parser, '--secret', 'NAME', 'Secret whose entries become environment variables')
@@ -130,7 +135,7 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
     type=count,
     default=300,
     metavar='SECONDS',
-    help='seconds to save after SIGTERM (default: 300)',
+    help='seconds between SIGTERM and SIGKILL, in which the run saves (default: 300)',
   )
   _add_restarts(parser, 10)
 
@@ -140,7 +145,7 @@ def _add_mount(parser: _Container) -> None:
     '--mount',
     default='/shared',
     metavar='DIR',
-    help='where the shared volume is mounted; the run folder is inside it (default: /shared)',
+    help='mount point of the shared volume, which contains the run folder (default: /shared)',
   )
 
 
@@ -166,22 +171,22 @@ def _add_skypilot(parser: argparse.ArgumentParser) -> None:
     '--accelerators',
     required=True,
     metavar='NAME:N',
-    help='of each node, such as H100:8, or a TPU slice, such as tpu-v6e-8:1',
+    help='accelerators of each node, such as H100:8, or a TPU slice, such as tpu-v6e-8:1',
   )
   parser.add_argument(
     '--storage',
     required=True,
     metavar='BUCKET',
-    help='s3://... or gs://..., or a volume of SkyPilot',
+    help='shared storage: s3://..., gs://... or a SkyPilot volume',
   )
   _add_mount(parser)
-  parser.add_argument('--spot', action='store_true', help='use spot machines')
+  parser.add_argument('--spot', action='store_true', help='use spot instances')
   parser.add_argument('--infra', metavar='CLOUD', help='cloud/region/zone (default: any)')
   parser.add_argument(
     '--strategy',
     choices=('EAGER_NEXT_REGION', 'FAILOVER'),
     default='EAGER_NEXT_REGION',
-    help='where to start a preempted job again (default: EAGER_NEXT_REGION)',
+    help='where to restart a preempted job (default: EAGER_NEXT_REGION)',
   )
   _add_restarts(parser, 3)
   add_repeatable(
@@ -218,6 +223,10 @@ def _local(args: argparse.Namespace) -> 'Target':
 TARGETS = {
   'slurm': (_add_slurm, _slurm, 'batch script for Slurm; a sweep becomes job arrays'),
   'kubernetes': (_add_kubernetes, _kubernetes, 'JobSet for nodes with GPUs or TPU slices'),
-  'skypilot': (_add_skypilot, _skypilot, 'task of SkyPilot, on spot machines of any cloud'),
+  'skypilot': (
+    _add_skypilot,
+    _skypilot,
+    'SkyPilot task for any cloud, on spot instances with --spot',
+  ),
   'local': (_add_local, _local, 'script for several processes on this machine'),
 }

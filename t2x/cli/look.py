@@ -23,21 +23,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   add_checkpoint(parser)
   given = parser.add_mutually_exclusive_group(required=True)
-  given.add_argument('--prompt', metavar='TEXT', help='a text')
+  given.add_argument('--prompt', metavar='TEXT', help='input text')
   given.add_argument(
-    '--input', metavar='FILE', help='a text file; for images, a file or the index of an example'
+    '--input',
+    metavar='FILE',
+    help='input file with text, an image or audio; or the index of an example, except for text',
   )
   parser.add_argument(
-    '--target', metavar='TEXT', help="target of an encoder-decoder (default: the run's output)"
+    '--target',
+    metavar='TEXT',
+    help='target text for an encoder-decoder (default: the text that the run generates)',
   )
   parser.add_argument(
     '--rows',
     type=count,
     metavar='N',
-    help='also draw the load of the experts for N rows of each task of a mixture, from the evaluation split',
+    help='also draw the load of the experts on N rows of the evaluation split (of each task in a mixture of tasks)',
   )
   parser.add_argument(
-    '--max-tokens', type=count, metavar='N', help='maximum length (default: 128; images: 256)'
+    '--max-tokens',
+    type=count,
+    metavar='N',
+    help='maximum length in tokens (default: 128; for images: 256)',
   )
   parser.add_argument(
     '--out', metavar='FILE', help='page to write (default: look.html in RUN, or look-2.html, ...)'
@@ -45,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--png',
     metavar='FOLDER',
-    help='also write the pictures as PNG files (needs matplotlib: the extra `report`)',
+    help='also write the pictures as PNG files (needs matplotlib, which the pip extra `report` installs)',
   )
   parser.add_argument(
     '--svg', metavar='FOLDER', help='also write the pictures as SVG files (needs matplotlib)'

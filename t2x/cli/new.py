@@ -12,9 +12,7 @@ from t2x.base.errors import UserError
 from t2x.base.files import check_folder, output_file
 from t2x.base.packages import is_installed
 
-HELP = (
-  'write commented files to start from: a part, mixer, encoding or task with its test, or a sweep'
-)
+HELP = 'write template files with comments: a part, mixer, encoding or task, each with its test, or a sweep'
 TAKES_BINDINGS = False
 
 # By kind: what it is, the class of the example, templates by the ending of the file that they become, and the commands to try.
@@ -51,13 +49,13 @@ KINDS = {
     ),
   ),
   'task': (
-    'a source, a task and an evaluator',
+    'a task with its data source and evaluator',
     'Sums',
     {'task.py': '{}.py', 'task_test.py': 'test_{}.py', 'task.gin': '{}.gin'},
     ('python -m pytest test_sums.py', 't2x data inspect sums.gin', 't2x train sums.gin'),
   ),
   'sweep': (
-    'an ablation and the experiment that it varies',
+    'an ablation and the experiment it varies',
     'Heads',
     {'sweep.gin': '{}.gin', 'sweep_base.gin': '{}_base.gin'},
     (
@@ -72,7 +70,7 @@ KINDS = {
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   kinds = '; '.join(f'{kind}: {what}' for kind, (what, *_) in KINDS.items())
-  parser.add_argument('kind', choices=tuple(KINDS), help=kinds)
+  parser.add_argument('kind', choices=tuple(KINDS), help=f'what to write; {kinds}')
   parser.add_argument('name', metavar='NAME', help='name of the class or sweep, such as MyMixer')
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
   from t2x.parallel import Processes
 
 GIN = """
-Any value of a config can be set on the command line, which overrides files:
+Any config value can be set on the command line; it overrides the files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
 Exit codes: 0 success, 1 failure, 2 invalid usage or config, 75 interrupted; run the same command to resume.
 Compiled programs are cached in ~/.cache/t2x/compiled; T2X_COMPILE_CACHE=off disables the cache.
@@ -47,7 +47,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     'files',
     nargs='+',
     metavar='FILE',
-    help='gin files, read in order; t2x:PATH is a file of t2x/configs, NAME one of its folder runs',
+    help='gin files, read in order; t2x:PATH is a file in t2x/configs, and NAME is a file in its folder runs',
   )
 
 
@@ -57,7 +57,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     '--devices',
     type=count,
     metavar='N',
-    help='number of devices in the mesh; may exceed the devices of this machine',
+    help='number of devices in the mesh; may be more than this machine has',
   )
 
 
@@ -68,7 +68,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
   """Adds the run folder and --checkpoint."""
-  parser.add_argument('run', metavar='RUN', help='run folder of `t2x train`')
+  parser.add_argument('run', metavar='RUN', help='run folder written by `t2x train`')
   parser.add_argument(
     '--checkpoint',
     type=_checkpoint,
@@ -153,7 +153,7 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     type=positive,
     default=60.0,
     metavar='SECONDS',
-    help='seconds without a heartbeat until a process is lost and the run ends (default: 60)',
+    help='seconds without a heartbeat after which a process counts as lost and the run ends (default: 60)',
   )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 HELP = 'list the parts that gin files can name, or describe one'
 TAKES_BINDINGS = False
 
-# What sweep files bind, with what their reader sets: no parts of an experiment.
+# Classes that sweep files bind, and the parameters that their reader sets; no parts of an experiment.
 _SWEEPS = ('Sweep', 'Tune')
 _SET_BY_READER = ('Sweep.file', 'Sweep.shared')
 
@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     'name',
     nargs='?',
     metavar='NAME',
-    help='a part such as MultiHeadAttention, an interface such as Task, or Sweep or Tune of sweep files',
+    help='a part such as MultiHeadAttention, an interface such as Task, or, for sweep files, Sweep or Tune',
   )
   parser.add_argument(
     '--import',
@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action='append',
     default=[],
     metavar='MODULE',
-    help='also list the parts of a module of yours, in this folder or installed',
+    help='also list the parts in your own module, which is in this folder or installed',
   )
   parser.add_argument(
     '--markdown', metavar='FOLDER', help='write a page for each interface to this folder'

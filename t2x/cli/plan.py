@@ -1,4 +1,4 @@
-"""The command `t2x plan`, which states the memory, time and cost of a run before it starts."""
+"""The command `t2x plan`, which prints the memory, time and cost of a run before it starts."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Range
 from t2x.cli.options import add_devices, add_files, add_json, in_range, positive
 
-HELP = 'state the memory, collectives, time and cost of a run on any devices, without running it'
+HELP = 'print the memory, collectives, time and cost of a run on any devices, without running it'
 TAKES_BINDINGS = True
 
 
@@ -25,16 +25,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--kind', metavar='KIND', help='accelerator: v5e, v5p, v6e, a100, h100, h200, b200, ...'
   )
   parser.add_argument(
-    '--tokens', type=_tokens, metavar='N', help='tokens of the run (default: those of its steps)'
+    '--tokens',
+    type=_tokens,
+    metavar='N',
+    help='number of tokens to train on (default: the tokens of all steps)',
   )
-  parser.add_argument('--price', type=positive, metavar='PRICE', help='price of a device-hour')
+  parser.add_argument('--price', type=positive, metavar='PRICE', help='price per device-hour')
   parser.add_argument(
     '--search',
     action='store_true',
-    help='try strategies, micro-batches and rematerialisation policies, and print the fastest that fit',
+    help='try sharding strategies, micro-batches and rematerialisation policies, and print the fastest combinations that '
+    'fit in memory',
   )
   parser.add_argument(
-    '--dry', action='store_true', help='only trace the train step: seconds, not minutes'
+    '--dry',
+    action='store_true',
+    help='only trace the train step, which takes seconds instead of minutes',
   )
   add_json(parser)
 

@@ -12,9 +12,9 @@ TAKES_BINDINGS = True
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.description = (
-    'Ranks the attention heads of a run by the gradient of the loss with respect to a factor on their output '
-    '(Michel et al. 2019, https://arxiv.org/abs/1905.10650) and writes a run folder without the least '
-    'important ones. Every layer keeps at least one.'
+    'Ranks the attention heads of a run by the gradient of the loss with respect to a factor that multiplies the output '
+    'of each head (Michel et al. 2019, https://arxiv.org/abs/1905.10650) and writes a run folder without the least '
+    'important heads. Every layer keeps at least one head.'
   )
   add_checkpoint(parser)
   parser.add_argument(
@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--split',
     metavar='NAME',
-    help="split of the data that ranks the heads (default: the task's train_split)",
+    help="data split used to rank the heads (default: the task's train_split)",
   )
   parser.add_argument(
     '--rows',

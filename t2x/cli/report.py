@@ -22,7 +22,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.add_argument('sweep', metavar='DIR', help='sweep folder, which contains sweep.json')
   parser.add_argument(
-    '--watch', action='store_true', help='update the report when trials end, until all have ended'
+    '--watch',
+    action='store_true',
+    help='update the report each time a trial ends, until all have ended',
   )
   every = 'seconds between updates of --watch (default: 30)'
   parser.add_argument('--every', type=positive, default=30.0, metavar='SECONDS', help=every)
@@ -30,12 +32,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--latex',
     metavar='FILE',
-    help='also write the verdicts as a LaTeX table (booktabs) to FILE.tex',
+    help='also write the verdicts (helps, hurts, same, ...) as a LaTeX table (booktabs) to FILE.tex',
   )
   parser.add_argument(
     '--figures',
     action='store_true',
-    help='also write figures as SVG and PDF to DIR/figures: differences, learning curves, tuned values',
+    help='also write figures of the differences between variants, the learning curves and the tuned values as SVG and PDF '
+    'to DIR/figures',
   )
   fit = parser.add_argument_group('scaling law')
   fit.add_argument(
@@ -46,14 +49,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   fit.add_argument(
     '--by-variant',
     action='store_true',
-    help='fit one law to each variant, over the points of the grid',
+    help='fit a separate law to each variant, using the points of the grid',
   )
   fit.add_argument(
     '--hold-out',
     action='append',
     default=[],
     metavar='NAME',
-    help='variant, or AXIS=VALUE of the grid, that is predicted and not fitted; may be repeated',
+    help='variant, or AXIS=VALUE of the grid, to leave out of the fit and predict; may be repeated',
   )
   fit.add_argument(
     '--predict',
@@ -61,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     default=[],
     type=_size,
     metavar='N[,D]',
-    help='parameters and tokens of a size to predict; may be repeated',
+    help='number of parameters and of training tokens for which to predict the loss; may be repeated',
   )
 
 

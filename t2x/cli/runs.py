@@ -27,20 +27,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     'paths',
     nargs='*',
     metavar='DIR',
-    help='folder whose run folders are listed (default: runs), or `compare` and run folders',
+    help='folder of the runs to list (default: runs), or `compare` followed by the run folders to compare',
   )
   parser.add_argument('--sort', choices=SORT_KEYS, help='column to sort by (default: path)')
   parser.add_argument('--reverse', action='store_true', help='sort in descending order')
   parser.add_argument(
     '--out',
     metavar='FILE',
-    help='page of `compare` (default: compare.html in the first RUN, or compare-2.html, ...), or FILE.svg, .pdf or .png '
-    'for a figure of the learning curves',
+    help='with `compare`: page to write (default: compare.html in the first RUN, or compare-2.html, ...); FILE.svg, '
+    'FILE.pdf or FILE.png is a figure of the learning curves instead',
   )
   parser.add_argument(
     '--metric',
     metavar='SPLIT/NAME',
-    help='metric of the figure, such as eval/loss (default: the one that the page shows first)',
+    help='with `compare`: metric of the figure, such as eval/loss (default: the first metric on the page)',
   )
   add_json(parser)
 

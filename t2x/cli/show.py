@@ -15,14 +15,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   add_files(parser)
   parser.add_argument(
-    '--sharding', action='store_true', help='print the shards of state and batch on each device'
+    '--sharding',
+    action='store_true',
+    help='print the shards of the train state and the batch on each device',
   )
   add_devices(parser)
   parser.add_argument(
-    '--pattern', metavar='FILE', help="draw the model's attention patterns to this PNG file"
+    '--pattern',
+    metavar='FILE',
+    help="write a picture of the model's attention patterns to this PNG file",
   )
   parser.add_argument(
-    '--length', type=count, default=64, metavar='N', help='tokens in the image (default: 64)'
+    '--length',
+    type=count,
+    default=64,
+    metavar='N',
+    help='with --pattern: number of tokens to draw (default: 64)',
   )
 
 

@@ -17,7 +17,7 @@ TAKES_BINDINGS = True
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
-  parser.add_argument('file', metavar='FILE', help='gin file that binds Sweep')
+  parser.add_argument('file', metavar='FILE', help='gin file that sets the values of Sweep')
   parser.add_argument(
     '--out',
     default='sweeps',
@@ -37,30 +37,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--group',
     type=natural,
     metavar='I',
-    help='run only the trials of group I of a sweep that was planned with --groups: a task of a job array',
+    help='run only the trials of group I of a sweep planned with --groups, as one task of a job array',
   )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
   parser.add_argument(
     '--accept-changed',
     '--accept_changed',
     action='store_true',
-    help='use the trials that ended with other code, data or defaults as they are; the report says so',
+    help='keep trials that ended with different code, data or defaults, without running them again; the report notes it',
   )
   parser.add_argument(
     '--confirm',
     action='store_true',
-    help='run only the variants that help or hurt, with fresh seeds (also of the tuning), and write to DIR/<name>-confirm',
+    help='run only the variants that help or hurt, with fresh seeds (for the tuning too), and write to DIR/<name>-confirm',
   )
   parser.add_argument(
     '--seeds',
     type=count,
     metavar='N',
-    help='with --confirm: number of fresh seeds (default: those of the variants)',
+    help='with --confirm: number of fresh seeds (default: as in the sweep)',
   )
   parser.add_argument(
     '--stage',
     choices=('tune', 'untuned'),
-    help='with --group: stage of a sweep with Sweep.tune, as printed by --groups (default: the tuned values)',
+    help='with --group: stage of a sweep that has Sweep.tune, as printed by --groups (default: the trials with the tuned '
+    'values)',
   )
   _add_runner(parser)
 
@@ -78,14 +79,14 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
     dest='workers',
     type=count,
     metavar='N',
-    help='worker processes of the local runner, each with its cores or GPUs; 1: in this process '
-    '(default: by the device)',
+    help='number of worker processes of the local runner, each with its own cores or GPUs; 1 runs the trials in this '
+    'process (default: depends on the device)',
   )
   parser.add_argument(
     '--together',
     type=count,
     metavar='N',
-    help='trials of the same program to train at once with vmap (default: by the device)',
+    help='number of trials with the same compiled program to train at once with vmap (default: depends on the device)',
   )
   parser.add_argument(
     '--setting',

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   from t2x.config.headers import System
 
-HELP = 'list the systems of the literature that are implemented, with their tests and results'
+HELP = 'list the implemented systems from the literature, with their tests and results'
 TAKES_BINDINGS = False
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.add_argument('name', nargs='?', metavar='NAME', help='a system or a group; default: all')
-  parser.add_argument('--groups', action='store_true', help='print the number of systems by group')
+  parser.add_argument(
+    '--groups', action='store_true', help='print the number of systems in each group'
+  )
 
 
 def run(args: argparse.Namespace) -> int:
-  """Prints the systems by group, or all about those of a name."""
+  """Prints the systems by group, or the details of a system or group."""
   from t2x.base.errors import UserError
   from t2x.base.suggestions import did_you_mean
   from t2x.config import shipped_folder
@@ -55,7 +57,7 @@ def largest(system: 'System') -> str:
 
 
 def _counts(systems: 'Sequence[System]') -> list[str]:
-  """Returns the number of systems of each group, and a line about all."""
+  """Returns the number of systems in each group, and a line with the totals."""
   from t2x.base.text_table import text_table
 
   groups = sorted({system.group for system in systems})

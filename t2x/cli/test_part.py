@@ -10,7 +10,7 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.cli.options import count
 
-HELP = 'check the interface contracts of a part of a block'
+HELP = 'check that a part of a block meets its interface contracts'
 TAKES_BINDINGS = True
 
 
@@ -20,7 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     'part', metavar='PART', help='name of the part, or MODULE.NAME for a module in this folder'
   )
   parser.add_argument(
-    '--encoding', metavar='NAME', help='position encoding of the layers (default: none)'
+    '--encoding',
+    metavar='NAME',
+    help='position encoding to use in the tested layers (default: none)',
   )
   parser.add_argument(
     '--d-model', type=count, default=16, metavar='N', help='width of the input (default: 16)'

@@ -15,14 +15,16 @@ TAKES_BINDINGS = True
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   add_files(parser)
-  parser.add_argument('--out', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
+  parser.add_argument(
+    '--out', metavar='DIR', help='run folder (default: runs/<name of the first FILE>)'
+  )
   parser.add_argument(
     '--fresh', action='store_true', help='start over; the old run folder is renamed, not deleted'
   )
   parser.add_argument(
     '--verbose',
     action='store_true',
-    help='print the table of parameters, which is always in summary.txt',
+    help='print the parameter table too; summary.txt always contains it',
   )
   add_processes(parser)
 
