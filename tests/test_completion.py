@@ -38,7 +38,7 @@ def complete(tmp_path_factory):
 def test_commands_options_and_files(complete):
   assert complete('tr') == ['train']
   assert complete('data', 'tok') == ['tokenizer']
-  assert complete('new', '') == ['part', 'mixer', 'task', 'sweep']
+  assert complete('new', '') == ['part', 'mixer', 'encoding', 'task', 'sweep']
   assert complete('prune', 'run', '--he') == ['--help', '--heads']
   assert complete('train', 'configs/runs/quick') == ['configs/runs/quickstart.gin']
   assert 'configs/runs' in complete('eval', 'configs/r')
