@@ -33,10 +33,9 @@ function curves() {
     label: data.runs[index].name, lit: true, ...lineStyle(index), runs: [],
     mean: all[index].length === 1 ? [{ ...all[index][0], dot: true }] : all[index],
   }));
-  const far = Math.max(...series.flatMap((curve) => curve.mean.map((point) => point.x)));
   const xName = { step: 'steps', seconds: 'seconds of training' }[axis];
   drawLines(byId('curves'), series, {
-    xAxis: { range: [byId('late').checked ? far / 2 : 0, far], name: xName }, yName: `${metric} (${split})`,
+    xAxis: { range: curveRange(series, byId('late').checked), name: xName }, yName: `${metric} (${split})`,
     empty: data.metrics.length ? 'No selected run has this metric.' : 'No run has metrics.',
     text: `${metric} (${split}) against ${xName}; last values: ${series.map((curve) => `${curve.label} ${short(curve.mean[curve.mean.length - 1].value, 4)}`).join('; ')}`,
     pick: () => {},

@@ -67,9 +67,11 @@ def _draw(data: Mapping[str, Any], out: Path, metric: str | None) -> None:
           x.append(step)
           y.append(value)
       dash = DASHES[number // len(COLORS) % len(DASHES)]
-      marker = 'o' if len(x) == 1 else None
       color = COLORS[number % len(COLORS)]
-      axes.plot(x, y, color=color, linestyle=dash, marker=marker, markersize=4, label=run['name'])
+      # A single point is a dot, also at an end of the axis.
+      dot = {'marker': 'o', 'markersize': 4, 'clip_on': False} if len(x) == 1 else {}
+      axes.plot(x, y, color=color, linestyle=dash, label=run['name'], **dot)
+    axes.margins(x=0)
     axes.set_xlabel('steps')
     axes.set_ylabel(f'{name} ({split})')
     axes.legend(fontsize=7)

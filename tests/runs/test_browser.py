@@ -37,6 +37,8 @@ def test_metrics_axes_and_runs_are_chosen(visit, three):
   assert page.locator('#legend svg').first.bounding_box()['width'] == 22
   lines = page.locator('#curves path[stroke-width="2"]')
   assert lines.count() == 2
+  left = float(page.locator('#curves line.axis').last.get_attribute('x1'))
+  assert all(line.get_attribute('d').startswith(f'M{left:.1f},') for line in lines.all())
   assert page.locator('#without').inner_text() == (
     'Without loss (eval): a_run_with_quite_a_long_name_of_many_words.'
   )
@@ -67,7 +69,7 @@ def test_hovering_a_curve_shows_its_run(visit, three):
   box = page.locator('#curves svg').bounding_box()
   tips = set()
   for y in range(40, int(box['height']) - 40, 8):
-    page.mouse.move(box['x'] + 0.6 * box['width'], box['y'] + y)
+    page.mouse.move(box['x'] + 0.5 * box['width'], box['y'] + y)
     tips.update(page.locator('#curves .tip').all_inner_texts())
   assert any(re.match(r'<b>wide</b>\nloss 1\nstep 66, 6.6 seconds', tip) for tip in tips), tips
 

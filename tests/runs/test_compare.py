@@ -144,6 +144,7 @@ def test_a_figure_has_the_curves_of_the_runs(make_run, tmp_path, capsys, monkeyp
   first, second = axes.get_lines()
   assert (name, axes.get_ylabel()) == ('curves.pdf', 'loss (eval)')
   assert (first.get_label(), [*first.get_xdata()]) == ('a', [33, 66, 100])
+  assert axes.get_xlim() == (33, 100)
   assert [*first.get_ydata()] == [3.0, 1.0, 2.0] and second.get_ydata()[-1] == 2.0
   assert main(['runs', 'compare', *runs, '--out', out, '--metric', 'eval/los']) == 2
   assert "no run has 'eval/los'; did you mean 'eval/loss'?" in capsys.readouterr().err

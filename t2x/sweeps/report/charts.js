@@ -125,6 +125,14 @@ function band(runs) {
   });
 }
 
+/** The range of the x axis of learning curves: from their first point, or from half of their last. */
+function curveRange(curves, late) {
+  const xs = curves.flatMap((curve) => [...curve.mean, ...curve.runs.flatMap((run) => run.points)]).map((point) => point.x);
+  const [first, last] = extent(xs, 0);
+  // A single point is drawn at the right end.
+  return [first === last ? 0 : late ? Math.max(first, last / 2) : first, last];
+}
+
 /**
  * Draws lines: learning curves or sensitivity curves, the lit ones in colour and with their spread.
  * `series`: [{label, color, dash, lit, mean: [{x, value, low, high}], runs: [{seed, status, points: [{x, value}]}]}],

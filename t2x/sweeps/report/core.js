@@ -114,7 +114,7 @@ function frame(width, height, x, y, right) {
   const clip = `clip-${(frame.count = (frame.count || 0) + 1)}`;
   const body = svg('g', { 'clip-path': `url(#${clip})` });
   root.append(
-    svg('clipPath', { id: clip }, svg('rect', { x: box.left, y: box.top - 4, width: Math.max(0, box.right - box.left) + 4, height: box.bottom - box.top + 4 })),
+    svg('clipPath', { id: clip }, svg('rect', { x: box.left - 4, y: box.top - 4, width: Math.max(0, box.right - box.left) + 8, height: box.bottom - box.top + 4 })),
     svg('line', { class: 'axis', x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }),
     svg('text', { x: 0, y: 12, class: 'title' }, cut(y.name, width / 6.8)),
     svg('text', { x: box.right, y: height - 6, 'text-anchor': 'end', class: 'title' }, cut(x.name, width / 6.8)),

@@ -103,6 +103,7 @@ def _curves(axes: Any, results: Results, data: dict[str, Any]) -> None:
       style,
       zorder=3 - number / 1000,
     )
+  axes.margins(x=0)
   axes.set_xlabel('steps')
   axes.set_ylabel(f'{metric} ({split})')
   axes.legend(loc='best', fontsize=7)

@@ -125,9 +125,8 @@ function curves() {
     const members = finished.length ? finished : runs.filter((run) => run.status === 'running');
     return { ...series(index), runs, mean: members.length ? band(members) : [] };
   }).filter((curve) => curve.runs.length);
-  const far = Math.max(...all.flatMap((curve) => curve.runs.flatMap((run) => run.points.map((point) => point.x))));
   drawLines(byId('curves'), all, {
-    xAxis: { range: [byId('curve-late').checked ? far / 2 : 0, far], name: units[axis] }, yName: `${metric} (${split})`,
+    xAxis: { range: curveRange(all, byId('curve-late').checked), name: units[axis] }, yName: `${metric} (${split})`,
     empty: data.curves.runs.length ? 'No selected variant has this metric.' : 'No trial has started.',
     text: `${metric} (${split}) against ${units[axis]}; last means: ${all.filter((curve) => curve.lit && curve.mean.length).map((curve) => `${curve.label} ${short(curve.mean[curve.mean.length - 1].value, 4)}`).join('; ')}`,
     pick: (curve) => pick(curve.index),

@@ -70,7 +70,7 @@ def test_hovering_a_curve_shows_its_run(visit):
   page.locator('#curves svg').scroll_into_view_if_needed()
   box = page.locator('#curves svg').bounding_box()
   tips = set()
-  for part in (0.3, 0.6, 0.8):
+  for part in (0.2, 0.6, 0.8):
     for y in range(40, int(box['height']) - 40, 6):
       page.mouse.move(box['x'] + part * box['width'], box['y'] + y)
       tips.update(page.locator('#curves .tip').all_inner_texts())
@@ -115,6 +115,19 @@ def test_axes_and_metrics_switch(visit):
   before = ticks('scatter')
   page.locator('#cost').select_option('seconds')
   assert ticks('scatter') != before
+
+
+def test_curves_start_at_the_left_axis(visit):
+  page = visit()
+  for axis in ('step', 'flops', 'seconds'):
+    page.locator('#curve-x').select_option(axis)
+    left = float(page.locator('#curves line.axis').last.get_attribute('x1'))
+    paths = page.locator('#curves path[stroke-width="0.75"]').all()
+    starts = [float(re.match(r'M([\d.]+)', path.get_attribute('d'))[1]) for path in paths]
+    assert len(starts) == 25 and min(starts) == pytest.approx(left, abs=0.1)
+  page.locator('#curve-x').select_option('step')
+  page.locator('#curve-late').check()
+  assert '50' in page.locator('#curves svg text').all_text_contents()
 
 
 def test_the_legend_chooses_curves(visit):

@@ -59,7 +59,7 @@ def test_the_figures_have_the_numbers_of_the_report(sweep, monkeypatch):
   assert [line.get_label() for line in curves] == [row.variant for row in rows]
   assert axes['curves'].get_ylabel() == 'loss (eval)'
   for line, row in zip(curves, rows, strict=True):
-    assert line.get_xdata()[-1] == 100
+    assert (line.get_xdata()[0], line.get_xdata()[-1]) == axes['curves'].get_xlim() == (10, 100)
     assert line.get_ydata()[-1] == pytest.approx(row.summary.mean, rel=1e-4)
 
 
