@@ -1,4 +1,4 @@
-"""Imports the user's modules: from the folder of the gin file, the copies in its run folder, then the working directory.
+"""Imports the user's modules: from the folder of the gin file, then the copies in its run folder, then the working directory.
 
 A rendered config names the digests of its modules (pins). If a module has changed since, the copy in the run folder is
 imported; without one, the config is refused.
@@ -26,11 +26,11 @@ COPIES = 'modules'
 
 
 class Search:
-  """Where the modules of a config are searched.
+  """Finds and imports the modules of a config.
 
   Args:
-    folders: the folders of the gin files and those that they name, in order.
-    pins: the digests of modules that gin files name.
+    folders: folders of the gin files, and the folders that these name, in order.
+    pins: digests of modules, which gin files name.
   """
 
   def __init__(self, folders: Iterable[str], pins: Sequence[Pin]):
@@ -42,8 +42,8 @@ class Search:
   def prepare(self, statement: Import) -> None:
     """Makes a module importable.
 
-    A folder is added to `sys.path` if the module is found only there: after all others, so that its modules cannot shadow
-    installed ones, but before the working directory. So worker processes find it, too.
+    Adds the folder to `sys.path` if no other entry has the module, for worker processes too. The folder comes after all
+    other entries, so that its modules cannot shadow installed modules, but before the working directory.
 
     Raises:
       Untrusted: the user does not trust the folder.
@@ -66,7 +66,7 @@ class Search:
     self._add(folder, top, portions or ())
 
   def load(self, name: str) -> types.ModuleType:
-    """Imports a module; raises ImportError if Python imports another one than that of the first folder."""
+    """Imports a module; raises ImportError if Python imports another module than the first folder contains."""
     module = importlib.import_module(name)
     top = name.partition('.')[0]
     loaded, match = getattr(sys.modules[top], '__file__', None), self._find(top)
@@ -77,12 +77,12 @@ class Search:
     return module
 
   def check_pins(self) -> list[Finding]:
-    """Uses the copies of the run folder if a module has changed; returns one finding for each that has no copy.
+    """Uses the copies in the run folder if a module has changed; returns one finding per changed module without a copy.
 
     Raises:
       Untrusted: the user does not trust the copies.
     """
-    changed = [pin for pin in self.pins if _found(pin) != pin.digest]
+    changed = [pin for pin in self.pins if _digest_today(pin) != pin.digest]
     for folder in dict.fromkeys(pin.folder for pin in changed):
       copies, pin = os.path.join(folder, COPIES), next(p for p in changed if p.folder == folder)
       if os.path.isdir(copies):
@@ -93,15 +93,18 @@ class Search:
         )
         sys.path.insert(0, os.path.realpath(copies))
     importlib.invalidate_caches()
-    return [Finding(pin.place, self._changed(pin)) for pin in changed if _found(pin) != pin.digest]
+    return [
+      Finding(pin.place, self._changed(pin)) for pin in changed if _digest_today(pin) != pin.digest
+    ]
 
   def _changed(self, pin: Pin) -> str:
-    spec, found, file = spec_of(pin.module), _found(pin), self._find(pin.module, pinned=False)
+    spec, digest = spec_of(pin.module), _digest_today(pin)
+    file = self._find(pin.module, pinned=False)
     where = 'it is missing'
-    if spec is not None and found is not None:
-      where = f'{spec.origin} has the digest {found}'
+    if spec is not None and digest is not None:
+      where = f'{spec.origin} has the digest {digest}'
       if pin.module in sys.modules:
-        where += ' and is loaded, so that another process is needed for the other one'
+        where += ' and is already loaded: only a new process can load the recorded version'
     elif file is not None and os.path.isfile(file[1]):
       where = f'{file[1]} has the digest {_digest(file[1])}'
     return (
@@ -110,14 +113,14 @@ class Search:
     )
 
   def _find(self, name: str, pinned: bool = True) -> tuple[str, str] | None:
-    """Returns the first folder that contains a module, and the file that an import would run.
+    """Returns the first folder with a module, and the file that an import would run.
 
     Args:
       name: the module.
-      pinned: leave out files with another digest than that of the pin.
+      pinned: skip files whose digest differs from the pin.
     """
     digests = self._digests if pinned else {}
-    # With a pin, all files that match are equal, and the working directory needs no trust.
+    # With a pin, all matching files are equal, and the working directory needs no trust.
     folders = [self.here, *self.folders] if name in digests else self.folders
     for folder in folders:
       path, module = folder, ''
@@ -137,7 +140,7 @@ class Search:
     return None
 
   def _is_here(self, top: str) -> bool:
-    """Returns whether an import would load a module of the working directory."""
+    """Returns whether an import would load a module from the working directory."""
     spec = spec_of(top)
     if spec is None or spec.origin is None:
       return False
@@ -145,7 +148,7 @@ class Search:
     return os.path.dirname(path) == self.here or os.path.dirname(os.path.dirname(path)) == self.here
 
   def _add(self, folder: str, top: str, portions: Sequence[str]) -> None:
-    """Adds a folder to `sys.path`, before the working directory and folders with a part of the same namespace package."""
+    """Adds a folder to `sys.path`, before the working directory and before other folders of the same namespace package."""
     here = [e for e in sys.path if folder != self.here and os.path.realpath(e or '.') == self.here]
     others = [entry for entry in sys.path if entry != folder and entry not in here]
     tops = [os.path.realpath(os.path.join(entry, top)) for entry in others]
@@ -156,7 +159,7 @@ class Search:
 
 
 def _portions(top: str) -> tuple[str, ...] | None:
-  """Returns the folders that make up a namespace package; () for another module, None if there is none.
+  """Returns the folders of a namespace package; () for other modules, None for missing modules.
 
   An editable installation makes every folder of the checkout a namespace package, such as `experiments`.
   """
@@ -183,6 +186,6 @@ def _digest(file: str) -> str:
     return hashlib.sha256(content.read()).hexdigest()[:12]
 
 
-def _found(pin: Pin) -> str | None:
+def _digest_today(pin: Pin) -> str | None:
   source = source_of(pin.module)
   return None if source is None else source.digest

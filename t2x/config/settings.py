@@ -1,8 +1,8 @@
-"""Resolved settings, compared: identities of configs, and the differences between two.
+"""Compares resolved settings: identities of configs, and the differences between two configs.
 
-`resolved` converts a config to nested lists and dicts that JSON can store, so that a run is compared with a config
-of today without its code. A part of t2x is known by its name; a part of the user's by its module and its qualified name,
-and by the digests of the modules that it comes from (see `t2x.config.used_modules`).
+`resolved` converts a config to nested lists and dicts that JSON can store, so that a run can be compared with today's
+config without the code of the run. The name identifies a part of t2x; the module, the qualified name and the digests of its
+modules (see `t2x.config.used_modules`) identify a part of the user's.
 """
 
 import dataclasses
@@ -40,16 +40,16 @@ __all__ = [
 # {'dict': [[key, value], ...]}.
 Tree = Any
 _ABSENT = '(not set)'
-# File of a run folder with what its config resolves to.
+# File with the resolved config of a run folder.
 RESOLVED = 'resolved.json'
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-  """What a config resolves to.
+  """Resolved values of a config.
 
   Attributes:
-    settings: all values, including defaults. `own` lists the parameters whose values are not the defaults.
+    settings: all values, including defaults. `own` lists the parameters whose values differ from the defaults.
     modules: digests of the user's modules by name, and versions of libraries whose parts are used.
     data: fingerprints of the sources by name; {} if they were not read.
   """
@@ -60,9 +60,9 @@ class Resolved:
 
 
 def resolved(config: Config, without: Collection[str] = ()) -> Resolved:
-  """Returns what a config resolves to.
+  """Returns the resolved values of a config.
 
-  It does not depend on macros, scopes, files, the order of bindings, and bindings of default values.
+  The result does not depend on macros, scopes, files, the order of bindings, or bindings of default values.
 
   Args:
     config: a resolved config.
@@ -72,10 +72,10 @@ def resolved(config: Config, without: Collection[str] = ()) -> Resolved:
 
 
 def read_resolved(folder: Path) -> Resolved | None:
-  """Returns what the config of a run resolved to when it was trained; None for runs of older versions.
+  """Returns the resolved values of a run's config at training time; None for runs of older versions.
 
   Raises:
-    Damaged: the file is not what t2x writes.
+    Damaged: t2x did not write the file in this form.
   """
   path = folder / RESOLVED
   try:
@@ -102,7 +102,7 @@ def _is_tree(tree: Any) -> bool:
 
 
 def write_resolved(folder: Path, content: Resolved, copies: Mapping[str, Source]) -> None:
-  """Writes what a config resolves to into a run folder, and copies of the user's modules."""
+  """Writes the resolved values of a config, and copies of the user's modules, into a run folder."""
   write_json(folder / RESOLVED, content)
   for source in copies.values():
     path = folder / COPIES / source.path
@@ -111,9 +111,9 @@ def write_resolved(folder: Path, content: Resolved, copies: Mapping[str, Source]
 
 
 def canonical(config: Config, without: Collection[str] = (), restated: Collection[str] = ()) -> str:
-  """Returns a text of the parts and of the values that are not defaults, which is the same for equal configs.
+  """Returns a canonical text of the parts and the values that differ from their defaults: equal for equal configs.
 
-  A new parameter therefore does not change the text.
+  Without defaults, a new parameter does not change the text.
 
   Args:
     config: a resolved config.
@@ -130,7 +130,7 @@ def identity(
   restated: Collection[str] = (),
   data: Mapping[str, str] | None = None,
 ) -> str:
-  """Returns a hash of the settings, followed by '.' and a hash of the user's modules and the data if there are any.
+  """Returns a hash of the settings, followed by '.' and a hash of the user's modules and data if the config has any.
 
   Args:
     config: a resolved config.
@@ -206,11 +206,11 @@ class _Trees:
     defaults = defaults_of(call.part) | preset
     values: dict[str, Tree] = {}
     own = []
-    given = defaults | values_of(call)
-    for name in dict.fromkeys([*call.part.parameters, *given]):
-      if name not in given or key_of(call, name) in self.without:
+    settings = defaults | values_of(call)
+    for name in dict.fromkeys([*call.part.parameters, *settings]):
+      if name not in settings or key_of(call, name) in self.without:
         continue
-      value = given[name]
+      value = settings[name]
       argument = call.arguments.get(name)
       if argument is None:
         values[name], is_own = self.of(defaults[name], call.scope)[0], False
@@ -226,7 +226,7 @@ class _Trees:
     return tree, bool(own)
 
   def _object(self, value: Any, part: Part, scope: Scope) -> Tree:
-    """Returns the tree of a default object, which is that of a call that builds it."""
+    """Returns the tree of a default object: the tree of a call that builds this object."""
     names = [
       field.name
       for field in dataclasses.fields(value)
@@ -288,7 +288,7 @@ def _root_name(tree: Tree) -> str:
 
 
 def _own(tree: Tree, path: str, restated: Collection[str]) -> Tree:
-  """Leaves out the defaults, except those with the paths `restated`."""
+  """Omits the defaults, except at the paths `restated`."""
   kind, children = _branches(tree)
   if kind is None:
     return tree
@@ -304,12 +304,12 @@ def _own(tree: Tree, path: str, restated: Collection[str]) -> Tree:
 
 
 def _is_within(path: str) -> Callable[[str], bool]:
-  """Returns a function that returns whether a path is that of a value or of one inside it."""
+  """Returns a predicate: whether a path names the value at `path` or a value inside it."""
   return lambda other: other == path or other.startswith((f'{path}.', f'{path}['))
 
 
 def _branches(tree: Tree) -> tuple[tuple[Any, ...] | None, dict[str, Tree]]:
-  """Returns the kind and the children of a tree, by path step; the kind of a leaf is None.
+  """Returns the kind of a tree, and its children by path step; leaves have the kind `None`.
 
   Trees of the same kind are equal if their children are equal.
   """
@@ -336,7 +336,7 @@ def diff(a: Config, b: Config) -> list[str]:
 def differences(a: Resolved, b: Resolved) -> list[tuple[str, str, str]]:
   """Lists the values that differ: path, value in `a`, value in `b`; then 'module NAME' and 'data NAME' with their digests.
 
-  A parameter that only one side has, as it was added or removed since, is a difference only if its value is not the default.
+  A parameter of only one side, added or removed since, is a difference only if its value differs from the default.
   Data are compared if both sides have read them.
   """
   absent = '(not used)'
@@ -366,7 +366,7 @@ def _differences(tree: Tree, other: Tree, path: str) -> Iterator[tuple[str, str,
 
 
 def _brief(tree: Tree) -> str:
-  """Returns a value as gin text; a part with its arguments that are not defaults."""
+  """Returns a value as gin text; a part with the arguments that differ from their defaults."""
   if not isinstance(tree, dict) or 'part' not in tree:
     return _text(tree)
   bound = ', '.join(f'{name}={_text(tree["values"][name])}' for name in tree['own'])

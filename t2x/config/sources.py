@@ -1,7 +1,7 @@
 """Identifies the user's modules by the content of their files.
 
-The user's modules are those that are not installed, and those of installed packages that require t2x. The digest of a module
-is that of its file when it was loaded, also for a module in a zip archive. Installed libraries have their version instead.
+The user's modules are all modules outside installed packages, and the modules of installed packages that require t2x. The
+digest of a module hashes its file as it was loaded, also from a zip archive. Installed libraries have a version instead.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from t2x.config.trusted import is_library
 
-# Functions that change other objects than their result.
+# Functions that change objects other than their result.
 _CHANGES = {'setattr', 'delattr', 'exec', 'eval', '__import__'}
 
 
@@ -30,8 +30,8 @@ class Source:
     digest: first 12 hexadecimal digits of the SHA-256 hash of the content.
     path: path of the file below a folder of modules ('pkg/part.py').
     imports: modules that it may import, also inside functions, with the packages that contain them.
-    calls: what its import calls beside definitions, by the name that the module has for it; '' for statements that
-      change other objects.
+    calls: modules whose functions its import calls; '' for calls of its own functions and statements that change other
+      objects.
   """
 
   digest: str
@@ -42,7 +42,7 @@ class Source:
 
 
 def source_of(name: str) -> Source | None:
-  """Returns the source of a module, which need not be loaded; None if it has no file or is not the user's."""
+  """Returns the source of a module, loaded or not; None without a file and for other modules than the user's."""
   if not is_own(name):
     return None
   module, spec = sys.modules.get(name), spec_of(name)
@@ -50,9 +50,9 @@ def source_of(name: str) -> Source | None:
   if spec is None or spec.origin is None or read is None:
     return None
   # The file may change after it was loaded. A reload replaces the spec.
-  known = getattr(spec, 't2x_source', None)
-  if known is not None:
-    return known
+  cached = getattr(spec, 't2x_source', None)
+  if cached is not None:
+    return cached
   try:
     content = read(spec.origin)
   except OSError:
@@ -64,12 +64,12 @@ def source_of(name: str) -> Source | None:
 
 
 def is_own(name: str) -> bool:
-  """Returns whether a module is the user's: neither of Python or t2x nor of an installed library."""
+  """Returns whether a module is the user's: outside Python, t2x and installed libraries."""
   return not is_library(name.partition('.')[0])
 
 
 def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
-  """Finds a module as an import would, without importing the packages that contain it."""
+  """Finds a module as an import would, without importing its parent packages."""
   if name in sys.modules:
     return getattr(sys.modules[name], '__spec__', None)
   path = None
@@ -83,14 +83,14 @@ def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def closure(names: Iterable[str]) -> dict[str, Source]:
-  """Returns the sources of the user's modules among `names` and of those that they import, by module."""
+  """Returns the sources of the user's modules among `names` and their imports, by module."""
   sources: dict[str, Source] = {}
-  pending, seen = [*names], set[str]()
+  pending, visited = [*names], set[str]()
   while pending:
     name = pending.pop()
-    if name in seen or not is_own(name):
+    if name in visited or not is_own(name):
       continue
-    seen.add(name)
+    visited.add(name)
     pending += _with_parents(name)
     if (source := source_of(name)) is not None:
       sources[name] = source
@@ -99,15 +99,15 @@ def closure(names: Iterable[str]) -> dict[str, Source]:
 
 
 def has_effects(sources: dict[str, Source]) -> bool:
-  """Returns whether the import of modules may change other objects, such as a part of t2x that it replaces.
+  """Returns whether importing the modules may change other objects, such as replace a part of t2x.
 
-  Calls of the user's own functions and statements for their effect count, definitions and calls of libraries do not.
+  Calls of the user's functions and statements for their effect count; definitions and calls of libraries do not.
   """
   return any(call == '' or is_own(call) for source in sources.values() for call in source.calls)
 
 
 def version_of(name: str) -> str | None:
-  """Returns the version of the installed library that contains a module; None if it has none."""
+  """Returns the version of the installed library that contains a module; None without a version."""
   top = name.partition('.')[0]
   if top in sys.stdlib_module_names or top in ('t2x', '__main__'):
     return None
@@ -131,7 +131,7 @@ def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Sourc
       tree = ast.Module([], [])
     package = name if is_package else name.rpartition('.')[0]
     for node in ast.walk(tree):
-      imports |= {part for found in _imported(node, package) for part in _with_parents(found)}
+      imports |= {part for module in _imported(node, package) for part in _with_parents(module)}
     calls = frozenset(_calls(tree, package))
   return Source(digest, path, content, tuple(sorted(imports)), calls)
 
@@ -144,7 +144,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[str]:
-  """Yields the modules that a node may import; some of the names are those of objects."""
+  """Yields the modules that a node may import; some names may be objects in a module."""
   if isinstance(node, ast.Import):
     yield from (alias.name for alias in node.names)
   elif isinstance(node, ast.ImportFrom):
@@ -166,7 +166,7 @@ def _absolute(name: str, package: str) -> str:
 
 
 def _calls(tree: ast.Module, package: str) -> Iterator[str]:
-  """Yields what the import of a module calls: modules of the called functions, '' for effects on other objects."""
+  """Yields the modules whose functions the import of a module calls; '' for effects on other objects."""
   homes: dict[str, str] = {}
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""The user's modules that count for a config."""
+"""Finds the user's modules on which a config depends."""
 
 import dataclasses
 import functools
@@ -17,9 +17,9 @@ class Used:
   """The user's modules, by name, as they were when the config was read.
 
   Attributes:
-    sources: the modules that count: those of the parts in use, and those that they import. An import of the config whose
-      modules provide no part in use counts if it may change other objects.
-    imported: all modules that the config imports, and those that they import.
+    sources: modules on which the config depends: the modules of the parts in use, with their imports. A module without a
+      part in use is included if its import may change other objects.
+    imported: all modules that the config imports, with their imports.
     versions: versions of libraries whose parts are used.
   """
 
@@ -29,21 +29,21 @@ class Used:
 
   @property
   def digests(self) -> dict[str, str]:
-    """Digests of the modules that count, and the versions of libraries."""
+    """Digests of `sources`, and the versions of libraries."""
     return dict(self.versions) | {name: source.digest for name, source in self.sources.items()}
 
 
 def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Used:
-  """Returns the user's modules that count for a resolved tree."""
+  """Returns the user's modules on which a resolved tree depends."""
   if not imports:
     return Used()
   homes = _homes(root, registry)
   sources, imported = closure(homes), dict[str, Source]()
   for statement in imports:
-    found = closure([statement.module])
-    imported |= found
-    if has_effects(found):
-      sources |= found
+    modules = closure([statement.module])
+    imported |= modules
+    if has_effects(modules):
+      sources |= modules
   versions = {name.partition('.')[0]: version_of(name) for name in homes if not is_own(name)}
   return Used(
     dict(sorted(sources.items())),
@@ -53,7 +53,7 @@ def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Us
 
 
 def _homes(root: Any, registry: Registry) -> set[str]:
-  """Returns the modules of the user's parts and of other objects in use."""
+  """Returns the modules of the user's parts and other objects in use."""
   homes = set[str]()
   for call in calls(root):
     homes |= {registry.home_of(call.part)[0], *registry.exported_by(call.part)}

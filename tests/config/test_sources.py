@@ -325,7 +325,9 @@ def test_a_module_that_is_loaded_in_another_version_is_refused(project, tmp_path
   trust(run / 'modules')
   (own / 'thing.py').write_text(value(4))
   assert project.read(own, TWICE).build().extra == 4
-  with pytest.raises(UserError, match='is loaded, so that another process is needed'):
+  with pytest.raises(
+    UserError, match='is already loaded: only a new process can load the recorded version'
+  ):
     reload(run)
 
 
