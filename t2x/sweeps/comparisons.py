@@ -1,14 +1,14 @@
 """Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
 
-Mean differences of the metric are tested (see t2x.sweeps.differences), with a guard against runs that learn or do not
-(t2x.sweeps.learn_or_not), equivalence by two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419),
-and divergence rates by Barnard's exact test. All tests of a sweep are corrected together.
+t2x.sweeps.differences tests mean differences of the metric, and t2x.sweeps.learn_or_not guards them against runs that learn
+or do not. Equivalence follows from two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), a difference
+in divergence rates from Barnard's exact test. All tests of a sweep are corrected together.
 
 A comparison without a p-value counts as p = 1. With a margin, a significant difference must reach it to help or hurt.
-Diverged seeds have no value: means and differences are over the seeds that finished. If the divergence rates
-differ, they are compared as well. A variant with a significantly higher rate 'hurts', with a significantly lower
-rate 'helps'. A significant mean difference in the other direction than that of the rates is 'inconclusive', as it
-is a difference between the seeds that survived.
+Diverged seeds have no value: means and differences use the seeds that finished. If the divergence rates differ, they are
+compared as well: a variant with a significantly higher rate 'hurts', with a significantly lower rate 'helps'. If the mean
+difference is significant in the opposite direction, the verdict is 'inconclusive', because the means compare only the
+surviving seeds.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from t2x.sweeps.two_way import holm, informational, single_level, step_down
 Verdict = Literal['helps', 'hurts', 'same', 'inconclusive', 'withheld']
 
 POWER, MAX_SEEDS = 0.8, 1000
-# Confidence of the bounds that the number of further seeds is computed from.
+# Confidence of the bounds behind the number of further seeds.
 _BOUND = 0.8
 
 
@@ -36,7 +36,7 @@ class Comparison:
   """Comparison of a variant with the baseline.
 
   Attributes:
-    pairs: number of seeds that finished in both.
+    pairs: number of seeds that finished in both variants.
     difference: mean of variant - baseline over the pairs, corrected by further seeds of the baseline (see
       t2x.sweeps.two_way); None without pairs.
     low: lower end of the single-step interval of the difference, simultaneous for all planned comparisons.
@@ -44,19 +44,19 @@ class Comparison:
     by_rates: whether 'helps' or 'hurts' follows from the divergence rates, and not from the mean difference.
     effect: the difference in standard deviations of a paired difference, with Hedges' correction. None
       with fewer than three pairs, or if all differences are equal.
-    p: p-value of the test of the plan; None without a test. With different divergence rates, twice the smaller
-      one of its p-value and that of Barnard's test.
+    p: p-value of the planned test; None without a test. With different divergence rates, twice the minimum of this
+      p-value and the p-value of Barnard's test.
     p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
-    p_other: corrected p-value of the mean difference by the test that the plan did not choose, for information:
-      the plain paired t test with Holm's correction beside the two-way model, else the two-way model.
+    p_other: corrected p-value of the mean difference by the alternative test, for information: the plain paired t test
+      with Holm's correction if the plan chose the two-way model, else the two-way model.
     verdict: 'helps' or 'hurts' if p_corrected is at most the level and the difference at least the margin, 'same' if the
       difference is smaller than the margin, 'withheld' if a reason forbids a verdict, else 'inconclusive'.
     withheld: the reason: too few seeds, or a variant that is not tuned; '' for other verdicts.
-    examples: number of evaluated examples whose noise the interval contains; None if it contains that of the seeds
-      only.
-    more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 if there is a verdict,
+    examples: number of evaluated examples whose noise the interval contains; None if it contains only the noise of the
+      seeds.
+    more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 with a verdict,
       MAX_SEEDS + 1 for more than MAX_SEEDS, None if it cannot be computed.
-    note: remarks, such as the number of diverged seeds; '' without any.
+    note: remarks, such as the number of diverged seeds; '' without remarks.
   """
 
   pairs: int
@@ -76,10 +76,10 @@ class Comparison:
 
   @property
   def interval(self) -> tuple[float | None, float | None]:
-    """The interval beside the verdict. That of 'helps' or 'hurts' has a bound of 0 where the single-step interval includes 0.
+    """The interval beside the verdict; a bound is 0 where 'helps' or 'hurts' meets a single-step interval that includes 0.
 
-    Rejection by stepping down says that the difference is on this side of 0, and no more: the bound of the compatible
-    interval (Strassburger and Bretz 2008, https://doi.org/10.1002/sim.3338).
+    The step-down test shows only the sign of the difference, so that 0 is the bound of the compatible interval
+    (Strassburger and Bretz 2008, https://doi.org/10.1002/sim.3338).
     """
     low, high = self.low, self.high
     if self.verdict not in ('helps', 'hurts') or self.by_rates or low is None or high is None:
@@ -97,7 +97,7 @@ class Comparison:
     return ' to '.join(ends)
 
   def without_verdict(self, reason: str, note: str = '') -> 'Comparison':
-    """Returns the comparison with its verdict withheld for a reason, with a further remark."""
+    """Returns the comparison with a withheld verdict, its reason and an additional remark."""
     notes = '; '.join(filter(None, [self.note, note]))
     return dataclasses.replace(self, verdict='withheld', withheld=reason, note=notes)
 
@@ -115,7 +115,7 @@ def compare(
   Args:
     planned: samples of the variant and the baseline; pairs with equal baselines share its noise.
     goal: whether a lower or a higher metric is better.
-    margin: largest difference that counts as none; None: 'same' is not tested.
+    margin: largest negligible difference; None: 'same' is not tested.
     level: probability of any wrong 'helps' or 'hurts' in the sweep.
     names: names of the comparisons, for remarks.
   """
@@ -169,7 +169,7 @@ def compare(
 
 
 def _other(tests: Sequence[DifferenceTest], groups: np.ndarray) -> list[float | None]:
-  """Returns corrected p-values of the tests that the plan did not choose: Holm's for the plain paired t tests."""
+  """Returns corrected p-values of the alternative tests; Holm's correction for the plain paired t tests."""
   plain = [test.p if test.p_other is None or not test.pooled else test.p_other for test in tests]
   by_holm = holm(np.array([1.0 if p is None else p for p in plain]))
   by_model = _corrected(
@@ -184,7 +184,7 @@ def _other(tests: Sequence[DifferenceTest], groups: np.ndarray) -> list[float | 
 def _corrected(
   p: Sequence[float | None], shared: np.ndarray, groups: np.ndarray
 ) -> list[float | None]:
-  """Corrects p-values for all comparisons; those that are missing count as 1."""
+  """Corrects p-values for all comparisons; missing p-values count as 1."""
   corrected = step_down(np.array([1.0 if x is None else x for x in p]), shared, groups)
   return [None if x is None else float(c) for x, c in zip(p, corrected, strict=True)]
 
@@ -238,7 +238,7 @@ def _verdict(
   level: float,
   counts: bool,
 ) -> Verdict:
-  """Returns the verdict; `counts`: whether the mean difference is large enough for one."""
+  """Returns the verdict; `counts`: whether the mean difference is large enough."""
   if not _is_significant(comparison, level):
     return 'inconclusive'
   difference = comparison.difference
@@ -249,7 +249,7 @@ def _verdict(
     return by_mean or 'inconclusive'
   parts = [side.diverged / (side.diverged + len(side.values)) for side in sides]
   by_rate: Verdict = 'hurts' if parts[0] > parts[1] else 'helps'
-  # The p-value is that of the rates, or twice it.
+  # The p-value comes from the rates, once or doubled.
   if comparison.p in (rate, min(1.0, 2 * rate)) or by_mean == by_rate:
     return by_rate
   return 'inconclusive'
@@ -261,12 +261,12 @@ def _is_significant(comparison: Comparison, level: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Guard:
-  """What few seeds cannot decide (see t2x.sweeps.learn_or_not).
+  """Limits of verdicts from few seeds (see t2x.sweeps.learn_or_not).
 
   Attributes:
-    smallest: mean difference that each comparison must exceed [comparisons]; infinite if its seeds support none.
-    reasons: why a difference that does not exceed it has no verdict, of each comparison.
-    needed: number of seeds without a smallest difference.
+    smallest: mean difference that each comparison must exceed [comparisons]; infinite if its seeds support no verdict.
+    reasons: explanation for a difference at or below `smallest`, for each comparison.
+    needed: number of seeds without such limits.
   """
 
   smallest: np.ndarray
@@ -305,7 +305,7 @@ class _Guard:
 def _supported(
   planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray, level: float
 ) -> np.ndarray:
-  """Returns which comparisons hold without the seeds that only the baseline has, or by permutation of all seeds."""
+  """Returns which comparisons are significant on the paired seeds, or by permutation of all seeds."""
   seeds = {seed for variant, _ in planned for seed in variant.values}
   if all(baseline.values.keys() <= seeds for _, baseline in planned):
     return np.ones(len(planned), bool)
@@ -314,9 +314,9 @@ def _supported(
     for variant, baseline in planned
   ]
   tests = mean_tests(paired, groups)
-  alone = _corrected([t.p for t in tests], np.array([test.shared for test in tests]), groups)
+  paired_p = _corrected([t.p for t in tests], np.array([test.shared for test in tests]), groups)
   exchanged = holm(np.array([_exchange_p(*sides) for sides in planned]))
-  return np.array([p is not None and p <= level for p in alone]) | (exchanged <= level)
+  return np.array([p is not None and p <= level for p in paired_p]) | (exchanged <= level)
 
 
 def _only(values: Mapping[int, float], seeds: Collection[int]) -> dict[int, float]:

@@ -1,8 +1,9 @@
-"""Identities of trials: which earlier trials are the same today, and what has changed since others ended.
+"""Identities of trials: finds reusable earlier trials, and lists the changes since other trials ended.
 
-The identity of a trial names its run folder. It is a hash of the settings that are not defaults, and of the user's modules. What
-a trial resolved to is in its run folder, and is compared with today's config: if a default or the data has changed since, today's
-values become part of the identity, so that the trial gets another folder. A new setting at its default changes nothing.
+The identity of a trial names its run folder. It hashes the settings that differ from their defaults, and the user's modules. The
+run folder also stores the resolved config of the trial, which is compared with today's config: if a default or the data has
+changed since, today's values become part of the identity, so that the trial gets another folder. A new setting at its default
+keeps the identity.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ Data = Callable[[], Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-  """An identity that the same settings had with other code, data or defaults; `changes` has a line for each."""
+  """An earlier identity of the same settings, with other code, data or defaults; `changes` lists the changes as lines."""
 
   name: str
   changes: tuple[str, ...]
@@ -30,7 +31,7 @@ class Identity:
   """The identity of trials that differ only in the seed.
 
   Attributes:
-    restated: paths of defaults that are part of it, as an earlier trial had other defaults.
+    restated: paths of defaults that the identity includes, because an earlier trial had other defaults.
     earlier: identities of earlier trials with other code, data or defaults.
   """
 
@@ -40,10 +41,10 @@ class Identity:
 
 
 class Identities:
-  """Identities of trials in a folder.
+  """Computes identities of trials, and finds earlier trials in a folder.
 
   Args:
-    folder: OUT/trials, which may be missing; None: without earlier trials.
+    folder: OUT/trials, which may be missing; None: no earlier trials.
   """
 
   def __init__(self, folder: Path | None):
@@ -58,8 +59,8 @@ class Identities:
 
     Args:
       config: the config.
-      seed: name of the parameter in which the trials differ.
-      data: returns the fingerprints of the sources today; called if an earlier trial has recorded them.
+      seed: name of the parameter that differs between the trials.
+      data: returns today's fingerprints of the sources; called if an earlier trial has recorded fingerprints.
     """
     today = _Today(config, seed, data)
     older, earlier = config_lib.older_identity(config, [seed]), list[Earlier]()
@@ -83,35 +84,35 @@ class Identities:
         (sources if is_source else restated)[path] = now
       if (len(restated), len(sources)) == before:
         sources[f'changed {len(sources)}'] = ''
-    known = {name, *(one.name for one in earlier)}
-    settings = {one.partition('.')[0] for one in known}
-    for other in self._runs.keys() - known:
+    listed = {name, *(identity.name for identity in earlier)}
+    settings = {identity.partition('.')[0] for identity in listed}
+    for other in self._runs.keys() - listed:
       if other.partition('.')[0] in settings:
         earlier.append(_earlier(other, self._changes_of(other, today)))
     return Identity(name, (*restated,), (*earlier,))
 
   def ended(self, name: str, seed: int) -> Outcome | None:
-    """Returns the outcome of a trial; None if it has not ended."""
+    """Returns the outcome of a trial; None before its end."""
     run = f'{name}-{seed}'
-    known = self.folder is not None and run in self._runs.get(name, ())
-    return usable_outcome(self.folder / run) if self.folder and known else None
+    exists = self.folder is not None and run in self._runs.get(name, ())
+    return usable_outcome(self.folder / run) if self.folder and exists else None
 
   def last_ended(self, identity: Identity, seed: int) -> Earlier | None:
-    """Returns the earlier identity whose trial of a seed ended last with a result; None without any."""
+    """Returns the earlier identity with the most recent result for a seed; None without results."""
     ended = {
-      one: outcome.conditions.ended if outcome.conditions else 0.0
-      for one in identity.earlier
-      if (outcome := self.ended(one.name, seed)) and outcome.status != 'failed'
+      earlier: outcome.conditions.ended if outcome.conditions else 0.0
+      for earlier in identity.earlier
+      if (outcome := self.ended(earlier.name, seed)) and outcome.status != 'failed'
     }
-    return max(ended, key=lambda one: ended[one], default=None)
+    return max(ended, key=lambda earlier: ended[earlier], default=None)
 
   def _changes_of(self, name: str, today: '_Today') -> list[tuple[str, str, str]]:
-    """Returns what has changed since the trials of an identity were trained, of which all have the same code."""
+    """Lists the changes since the trials of an identity were trained; all of them had the same code."""
     recorded = (self._changes(run, today) for run in self._runs.get(name, ()))
     return next((lines for lines in recorded if lines is not None), [])
 
   def _changes(self, run: str, today: '_Today') -> list[tuple[str, str, str]] | None:
-    """Returns what has changed since a trial was trained; None if it has recorded nothing."""
+    """Lists the changes since a trial was trained; None without records."""
     assert self.folder is not None
     try:
       recorded = config_lib.read_resolved(self.folder / run)
@@ -124,7 +125,7 @@ class Identities:
 
 
 class _Today:
-  """What a config resolves to today, without its seed."""
+  """Resolved values of a config today, without its seed."""
 
   def __init__(self, config: config_lib.Config, seed: str, data: Data):
     self.config, self.data = config, data
@@ -132,17 +133,18 @@ class _Today:
     self.seeds = config_lib.paths_of(config, [seed])
 
   def differences(self, before: config_lib.Resolved) -> list[tuple[str, str, str]]:
-    """Lists what has changed: path, value before, value today."""
+    """Lists the changes: path, value before, value today."""
     now = dataclasses.replace(self.resolved, data=self.data()) if before.data else self.resolved
     return [line for line in config_lib.differences(before, now) if line[0] not in self.seeds]
 
   def differences_of_older(self, made_by: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Lists the modules and data that have changed since a trial of an older version.
 
-    It has recorded the digests of imported modules, but not of what they import; that of a package is of all its files.
+    Older versions recorded the digests of imported modules, but not of their own imports. The digest of a package covered
+    all its files.
     """
     modules, data = (dict(_named(made_by, kind)) for kind in ('module ', 'data '))
-    plain = {n for n, one in self.config.used.sources.items() if '/__init__.' not in one.path}
+    plain = {n for n, source in self.config.used.sources.items() if '/__init__.' not in source.path}
     now = {
       name: digest for name, digest in self.resolved.modules.items() if name in plain & {*modules}
     }

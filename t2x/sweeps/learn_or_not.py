@@ -1,17 +1,17 @@
 """Guards verdicts on means against runs that learn or do not, in sweeps with few seeds.
 
-If each run learns with some probability, all seeds of a variant may learn and none of the baseline, by chance. Their
-differences are then nearly equal, and any test of means finds them significant. `Sweep.failed_above` and
-`failed_below` separate such runs by the plan; this guard holds without them. The chance depends on the number
+If each run learns with some probability, all seeds of a variant may learn while every seed of the baseline fails, by
+chance. Their differences are then nearly equal, and any test of means finds them significant. `Sweep.failed_above` and
+`failed_below` separate such runs by planned thresholds; this guard works without thresholds. The chance depends on the number
 of variants that learn at the rate of the baseline: at a level of 5 % three seeds are enough for one variant, four for
-seven, five for fifty. Variants that learn with some of their seeds show it by the range of their paired differences
-with the baseline. A mean difference has a verdict only if it is larger, by a factor `SPREAD`, than these ranges of the
-other comparisons, except so many that their chance is below the level.
+seven, five for fifty. If only some seeds of a variant learn, its paired differences with the baseline have a wide range.
+A mean difference gets a verdict only if it exceeds `SPREAD` times these ranges of the other comparisons. The largest
+ranges are ignored while their number keeps the chance below the level.
 
-With more seeds of the baseline another chance remains: none of the few seeds of a variant learns, and the difference to the
-accurate mean of the baseline, of which some learn, is significant as the variant seems to have no noise. A verdict that
-the paired seeds alone do not give therefore also needs the permutation test of the variant's seeds and all of the
-baseline's (Pitman 1937, https://doi.org/10.2307/2984124), which holds for any distribution.
+With more seeds of the baseline another error remains: by chance, all of the few seeds of a variant fail. The variant then
+seems to have no noise, and its difference to the accurate mean of the baseline is significant. A verdict that the paired
+seeds do not support therefore also needs a permutation test of the variant's seeds against all seeds of the baseline
+(Pitman 1937, https://doi.org/10.2307/2984124), which is valid for any distribution.
 
 `experiments/statistics` measures error rates and power with and without the guard.
 """
@@ -31,7 +31,7 @@ _DRAWS = 9999
 def chance(seeds: int, comparisons: Sequence[int]) -> float:
   """Returns the probability that all runs of a baseline learn and no run of one of its variants, or the reverse.
 
-  It is the largest one over all probabilities of learning, which are equal for all runs.
+  The maximum over all probabilities of learning, which are equal for all runs.
 
   Args:
     seeds: number of seeds of each variant.
@@ -53,7 +53,7 @@ def enough_for(seeds: int, comparisons: int, baselines: int, level: float) -> in
 
 
 def seeds_without_guard(comparisons: int, baselines: int, level: float) -> int:
-  """Returns the smallest number of seeds that are enough for all comparisons."""
+  """Returns the smallest number of seeds that suffices for all comparisons."""
   numbers = itertools.count(1)
   return next(n for n in numbers if enough_for(n, comparisons, baselines, level) == comparisons)
 
@@ -62,7 +62,7 @@ def smallest_differences(differences: np.ndarray, baselines: int, level: float) 
   """Returns the mean difference that each comparison must exceed to have a verdict [..., comparisons].
 
   Args:
-    differences: paired differences of all planned comparisons of the sweep [..., comparisons, seeds]; NaN: no value.
+    differences: paired differences of all planned comparisons [..., comparisons, seeds]; NaN: no value.
     baselines: number of baselines (points of the grid).
     level: probability of any wrong verdict.
   """
@@ -72,12 +72,12 @@ def smallest_differences(differences: np.ndarray, baselines: int, level: float) 
 def deciding_ranges(
   differences: np.ndarray, baselines: int, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns `smallest_differences`, and the other comparison whose range each follows from (-1: none)."""
-  seen = np.isfinite(differences)
-  comparisons, pairs = differences.shape[-2], seen.sum(-1)
-  top = np.where(seen, differences, -np.inf).max(-1, initial=-np.inf)
-  ranges = np.maximum(top - np.where(seen, differences, np.inf).min(-1, initial=np.inf), 0)
-  # Row i has the ranges of the other comparisons, the largest first.
+  """Returns `smallest_differences`, and the index of the comparison whose range decides each (-1: no range does)."""
+  finished = np.isfinite(differences)
+  comparisons, pairs = differences.shape[-2], finished.sum(-1)
+  top = np.where(finished, differences, -np.inf).max(-1, initial=-np.inf)
+  ranges = np.maximum(top - np.where(finished, differences, np.inf).min(-1, initial=np.inf), 0)
+  # Row i sorts the ranges of all comparisons except i, the largest first.
   others = np.where(np.eye(comparisons, dtype=bool), 0, ranges[..., None, :])
   order = np.argsort(-others, axis=-1, kind='stable')
   others = np.take_along_axis(others, order, -1)
@@ -107,5 +107,5 @@ def exchange_p(own: np.ndarray, others: np.ndarray) -> float:
   sums = pool[_draws(count, count + rest)].sum(-1)
   differences = np.abs(sums / count - (pool.sum() - sums) / rest)
   observed = abs(own.mean() - others.mean())
-  # Rounding must not make the observed order smaller than its equals.
+  # Rounding must not make the observed order smaller than equal orders.
   return float((1 + (differences >= observed * (1 - 1e-9)).sum()) / (1 + _DRAWS))

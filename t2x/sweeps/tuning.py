@@ -1,4 +1,4 @@
-"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses a value with each tuning seed, and yields the arms at these."""
+"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses a value per tuning seed, and yields the arms at these values."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ class Cell:
   accepts: Callable[[int | float], bool] = lambda value: True
 
   def choice(self, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]) -> Choice | None:
-    """Returns the choice; None if a trial has not ended."""
+    """Returns the choice; None before the end of all trials."""
     trials = [trial for of_value in self.trials.values() for trial in of_value.values()]
     outcomes = {trial.folder: outcome_of(trial) for trial in trials if not trial.problem}
     if None in outcomes.values():
@@ -73,7 +73,7 @@ class Cell:
     return ''
 
   def _best(self, tried: Mapping[int | float, Tried], plan: Plan) -> int | float:
-    """Returns the best value over all seeds: fewest diverged and failed seeds, then the mean, then the own value."""
+    """Returns the best value over all seeds: fewest diverged and failed seeds, then best mean, then the own value."""
 
     def rank(value: int | float) -> tuple[Any, ...]:
       result = tried[value]
@@ -83,7 +83,7 @@ class Cell:
     return min(tried, key=rank)
 
   def _best_with(self, seed: str, tried: Mapping[int | float, Tried], plan: Plan) -> int | float:
-    """Returns the best value with a tuning seed, independent of the other seeds; the own value if none finished."""
+    """Returns the best value for one tuning seed, independent of all others; the own value if no trial finished."""
     finished = [value for value, result in tried.items() if seed in result.metrics]
     return min(
       finished,
@@ -129,8 +129,8 @@ class TuningPlan:
   Attributes:
     tune: the settings, with the budget of all extensions in `max_trials`.
     plan: the plan with all values and all tuning seeds.
-    configs: configs of its trials by folder.
-    cells: its trials by variant and point.
+    configs: configs of the trials by folder.
+    cells: trials by variant and point.
   """
 
   tune: Tune
@@ -140,7 +140,7 @@ class TuningPlan:
 
   @property
   def num_trials(self) -> int:
-    """Number of trials that the tuning needs; equal variants share theirs."""
+    """Number of trials that the tuning needs; equal variants share trials."""
     distinct = {
       tuple(trial.identity for v in sorted(cell.trials) for trial in cell.trials[v].values()): cell
       for cell in self.cells
@@ -153,7 +153,7 @@ class TuningPlan:
     return {name for trial in self.plan.trials for name in trial.numbers}
 
   def result(self, folder: Path) -> Tuning | None:
-    """Returns the tuned values; None if a trial has not ended.
+    """Returns the tuned values; None before the end of all trials.
 
     Args:
       folder: OUT/trials.
@@ -204,7 +204,7 @@ def plan_tuning(
   arms = [
     arm.at(name, value)
     for arm, name, own in tuned
-    # The first arm of the baseline has the budget that all are matched to.
+    # All arms are matched to the budget of the first arm of the baseline.
     for value in sorted(tune.grid(own), key=lambda value: (value != own, value))
   ]
   of_variants, of_baseline = map(sweep.tuning_seeds_of, ('', sweep.baseline))
@@ -239,30 +239,32 @@ def plan_tuning(
 def extended(
   sweep: Sweep, planned: TuningPlan, tuning: Tuning, measure: StepSeconds | None = None
 ) -> TuningPlan | None:
-  """Extends the grids of all variants at the ends at which tuned values are.
+  """Extends the grids of all variants at each end that is a tuned value.
 
   Args:
     sweep: the sweep.
-    planned: a tuning whose trials have ended.
-    tuning: its tuned values.
+    planned: a tuning with finished trials.
+    tuning: the tuned values.
     measure: as for `make_plan`.
 
   Returns:
-    The tuning with one more value at these ends; None if no tuned value is at an edge, the budget does not suffice,
+    The tuning with one more value at these ends; None if no tuned value is at an end, the budget does not suffice,
     or a variant refuses the value.
   """
   ends = {choice.edge for choice in tuning.choices} - {''}
-  for some in (ends, ends & {'smallest'}, ends & {'largest'}):
-    if some:
+  for selected in (ends, ends & {'smallest'}, ends & {'largest'}):
+    if selected:
       try:
-        return plan_tuning(dataclasses.replace(sweep, tune=planned.tune.extended(some)), measure)
+        return plan_tuning(
+          dataclasses.replace(sweep, tune=planned.tune.extended(selected)), measure
+        )
       except UserError:
         continue
   return None
 
 
 def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
-  """Yields the variants of a sweep at their tuned values, each with the seeds that run there, in order.
+  """Yields the variants of a sweep at their tuned values, each with its seeds in order.
 
   Raises:
     UserError: a variant was not tuned.
@@ -303,7 +305,7 @@ def _tuned(
   """Yields every arm with its tuned parameter and its own value.
 
   Raises:
-    UserError: one line for each variant without such a parameter.
+    UserError: one line per variant without the parameter.
   """
   problems = []
   for arm in sweep.arms():

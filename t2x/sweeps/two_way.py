@@ -52,9 +52,9 @@ class Contrasts:
   """Differences to the baseline, as arrays [..., comparisons].
 
   Attributes:
-    difference: mean difference over the seeds that finished in both; in the two-way model it also uses the seeds
-      that only the baseline has.
-    error: its standard error.
+    difference: mean difference over the seeds that finished in both; the two-way model also uses the baseline's
+      additional seeds.
+    error: standard error of the difference.
     freedom: degrees of freedom of the standard error.
     shared: correlation of each comparison with the noise of the baseline, in [0, 1).
     deviation: standard deviation of a paired difference.
@@ -84,21 +84,21 @@ def paired(values: np.ndarray) -> Contrasts:
       two seeds with the baseline.
   """
   differences = values[..., 1:, :] - values[..., :1, :]
-  seen = np.isfinite(differences)
-  count = seen.sum(-1)
-  mean = np.where(seen, differences, 0).sum(-1) / count
-  squares = np.where(seen, differences - mean[..., None], 0) ** 2
+  finished = np.isfinite(differences)
+  count = finished.sum(-1)
+  mean = np.where(finished, differences, 0).sum(-1) / count
+  squares = np.where(finished, differences - mean[..., None], 0) ** 2
   deviation = np.sqrt(squares.sum(-1) / (count - 1))
   return Contrasts(mean, deviation / np.sqrt(count), count - 1.0, np.zeros_like(mean), deviation)
 
 
 def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | None]:
-  """Compares by the test of the plan, and by the other one for information.
+  """Compares by the planned test and, for information, by the alternative test.
 
   Args:
     values: as for `paired`.
-    planned: number of planned comparisons with this baseline, which chooses the test. Results do not: variants
-      that failed do not change it.
+    planned: number of planned comparisons with this baseline, which chooses the test. Results, such as failed variants,
+      do not change the choice.
 
   Returns:
     The two-way model and paired t tests, or the reverse with fewer than `FEWEST` planned comparisons. With a single
@@ -113,7 +113,7 @@ def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | 
 
 
 def informational(name: str, function: Callable[..., T], *args: Any) -> T | None:
-  """Calls a function whose result decides no verdict; None with a warning if it fails, as a report must not."""
+  """Calls a function for information only; on failure warns and returns None, because a report must not fail."""
   try:
     return function(*args)
   except Exception as error:
@@ -138,7 +138,7 @@ def two_way(values: np.ndarray) -> Contrasts:
   effects = _effect_variance(values[..., 1:, ~single], own)
   most = base * base_freedom / stats.chi2.ppf(1 - _CONFIDENCE, base_freedom)
   more = _baseline_seeds(values[..., 0, :], paired_seeds, single, effects, most)
-  # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the unpaired seeds.
+  # Variance of a difference by part: the variant, the baseline at the paired seeds, and at the unpaired seeds.
   own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
   of_baseline = base_part + more.variance
   of_baseline_freedom = of_baseline**2 / (
@@ -158,15 +158,15 @@ def two_way(values: np.ndarray) -> Contrasts:
 
 @dataclasses.dataclass(frozen=True)
 class _BaselineSeeds:
-  """Contribution of the seeds that only the baseline has, as arrays [..., comparisons].
+  """Contribution of the baseline's additional seeds, as arrays [..., comparisons].
 
   Attributes:
     weight: weight of these seeds in the mean of the baseline.
     shift: change of the difference.
     variance: variance of the shift without the covariance with the paired differences.
-    freedom: its degrees of freedom.
-    reduction: part of Satterthwaite's degrees of freedom above the smallest ones to subtract. It is larger with
-      these seeds, as the degrees of freedom of the parts then differ more; from simulations.
+    freedom: degrees of freedom of the variance.
+    reduction: fraction to subtract from Satterthwaite's degrees of freedom above the minimum. These seeds increase it,
+      because the degrees of freedom of the parts then differ more; from simulations.
   """
 
   weight: np.ndarray | float
@@ -183,12 +183,12 @@ def _baseline_seeds(
   effects: np.ndarray,
   noise: np.ndarray,
 ) -> _BaselineSeeds:
-  """Weighs the seeds that only the baseline has.
+  """Weighs the baseline's additional seeds.
 
   Args:
     baseline: metric of the baseline [..., seeds].
     pairs: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
-    single: seeds that only the baseline has [seeds].
+    single: whether a seed is one of the baseline's additional seeds [seeds].
     effects: variance of the effects of the seeds [..., 1], estimated without the baseline: a weight from the
       estimated noise of the baseline would be wrong where the error is.
     noise: upper bound of the noise variance of the baseline [..., 1].
@@ -231,20 +231,20 @@ def _effect_variance(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Estimates the noise variance of each variant; returns it and its degrees of freedom."""
-  seen = np.isfinite(values)
+  """Returns the estimated noise variance of each variant, and its degrees of freedom."""
+  finished = np.isfinite(values)
   variants = values.shape[-2]
-  count = seen.sum(-1)
+  count = finished.sum(-1)
   weights = np.full(values.shape[:-1], 1 / variants)
   identity = np.eye(variants)
   for _ in range(_ROUNDS):
-    share = weights[..., None] * seen
+    share = weights[..., None] * finished
     share = share / np.maximum(share.sum(-2, keepdims=True), 1e-300)
-    squares = (_residuals(values, seen, share) ** 2).sum(-1) / (count - 1)
-    # Expected squares: the variance of the variant and those of the effects of the seeds.
+    squares = (_residuals(values, finished, share) ** 2).sum(-1) / (count - 1)
+    # Expected squares: the variance of the variant plus the variances of the seed effects.
     mean_share = share.sum(-1) / count
     others = np.swapaxes(share**2, -1, -2)
-    mixing = identity * (1 - 2 * mean_share)[..., None] + (seen / count[..., None]) @ others
+    mixing = identity * (1 - 2 * mean_share)[..., None] + (finished / count[..., None]) @ others
     inverse = _inverse(mixing)
     variance = (inverse @ squares[..., None])[..., 0]
     variance = np.maximum(variance, np.maximum(0.02 * squares, 1e-300))
@@ -258,8 +258,11 @@ def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inverse(mixing: np.ndarray) -> np.ndarray:
-  """Inverts matrices. Where two variants have nearly all the weight, as those of a metric that saturates, their variances
-  cannot be separated: the pseudoinverse gives both the same."""
+  """Inverts matrices.
+
+  If two variants have nearly all the weight, as with a saturated metric, their variances cannot be separated: the
+  pseudoinverse makes them equal.
+  """
   try:
     inverse = np.linalg.inv(mixing)
   except np.linalg.LinAlgError:
@@ -278,20 +281,20 @@ def _weights(variance: np.ndarray) -> np.ndarray:
   return weights / weights.sum(-1, keepdims=True)
 
 
-def _residuals(values: np.ndarray, seen: np.ndarray, share: np.ndarray) -> np.ndarray:
+def _residuals(values: np.ndarray, finished: np.ndarray, share: np.ndarray) -> np.ndarray:
   """Returns the residuals of the two-way model, 0 for missing values."""
-  known = np.where(seen, values, 0)
-  count = seen.sum(-1, keepdims=True)
-  effect = np.zeros_like(known[..., :1, :])
-  for _ in range(1 if seen.all() else 50):
-    mean = (seen * (known - effect)).sum(-1, keepdims=True) / count
-    effect = (share * (known - mean)).sum(-2, keepdims=True)
-  mean = (seen * (known - effect)).sum(-1, keepdims=True) / count
-  return seen * (known - mean - effect)
+  filled = np.where(finished, values, 0)
+  count = finished.sum(-1, keepdims=True)
+  effect = np.zeros_like(filled[..., :1, :])
+  for _ in range(1 if finished.all() else 50):
+    mean = (finished * (filled - effect)).sum(-1, keepdims=True) / count
+    effect = (share * (filled - mean)).sum(-2, keepdims=True)
+  mean = (finished * (filled - effect)).sum(-1, keepdims=True) / count
+  return finished * (filled - mean - effect)
 
 
 def moderated(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Moderates variances [..., variants], the baseline first; returns them and their freedom."""
+  """Returns moderated variances [..., variants], the baseline first, and their degrees of freedom."""
   count = variance.shape[-1]
   logs = np.log(variance) - special.digamma(freedom / 2) + np.log(freedom / 2)
   center = logs.mean(-1, keepdims=True)
@@ -310,7 +313,7 @@ def moderated(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _inverse_trigamma(value: np.ndarray) -> np.ndarray:
-  """Solves trigamma(x) = value by Newton's method, as limma."""
+  """Solves trigamma(x) = value by Newton's method, as limma does."""
   x = 0.5 + 1 / value
   for _ in range(8):
     trigamma = special.polygamma(1, x)
