@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def unused_path(path: Path) -> Path:
-  """Returns the path, or the first of NAME-2, NAME-3, ... that does not exist."""
+  """Returns the first unused path among NAME, NAME-2, NAME-3, ..."""
   others = (path.with_stem(f'{path.stem}-{number}') for number in itertools.count(2))
   return next(name for name in itertools.chain([path], others) if not os.path.lexists(name))
 
@@ -44,7 +44,7 @@ def check_new_folder(option: str, folder: Path) -> None:
   """Raises UserError if a folder exists and is not empty, or cannot be created.
 
   Args:
-    option: the option that names the folder, for the message.
+    option: option with the folder, for the message.
     folder: the folder.
   """
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -53,9 +53,13 @@ def check_new_folder(option: str, folder: Path) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-  """Raises UserError if no files can be written to a folder, which may not exist; `option` names it.
+  """Raises UserError if files cannot be written to a folder, which need not exist.
 
   Creates the folder with a file, and removes both: permissions do not show read-only and full disks.
+
+  Args:
+    option: option with the folder, for the message.
+    folder: the folder.
   """
   place = Path(os.path.abspath(folder))
   nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
@@ -75,16 +79,16 @@ def check_folder(option: str, folder: Path) -> None:
         path.rmdir()
 
 
-# In each page, table and figure that t2x writes, within `_MARKED` bytes of its start or end.
+# Text in each page, table and figure of t2x, within `_MARKED` bytes of the start or end.
 MARK = 'Written by t2x'
 _MARKED = 1 << 12
 
 
 def check_output_file(option: str, path: Path) -> None:
-  """Raises UserError if a file cannot be written, or exists and is neither empty nor has `MARK`.
+  """Raises UserError if a file cannot be written, or exists with content but without `MARK`.
 
   Args:
-    option: the option that names the file, for the message.
+    option: option with the file, for the message.
     path: the file. Links are followed; pipes and devices can always be written.
   """
   try:
@@ -106,7 +110,7 @@ def check_output_file(option: str, path: Path) -> None:
 
 
 def _target(path: Path) -> Path:
-  """Returns the path that a path links to, or the path itself; raises OSError for links to themselves."""
+  """Resolves links; raises OSError for a link to itself."""
   place = Path(os.path.realpath(path))
   if place.is_symlink():
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -126,10 +130,10 @@ def _is_replaceable(path: Path) -> bool:
 def output_path(option: str, path: Path) -> Iterator[Path]:
   """Yields the path of a temporary file of the same name, which replaces `path` on exit.
 
-  After a failure the old file remains. Of a link, the target is replaced; pipes and devices are written directly.
+  After a failure the old file remains. The target of a link is replaced; pipes and devices are written directly.
 
   Raises:
-    UserError: the file cannot be written or replaced (see `check_output_file`); `option` names it in the message.
+    UserError: the file cannot be written or replaced (see `check_output_file`); the message contains `option`.
   """
   check_output_file(option, path)
   place = _target(path)
@@ -163,13 +167,13 @@ def _cannot_be_written(
 
 @contextlib.contextmanager
 def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-  """Holds a file lock, which the system also releases when the process dies.
+  """Holds a file lock, which the operating system releases if the process dies.
 
-  Logs a warning and does not lock on a file system without locks.
+  On a file system without locks, logs a warning and does not lock.
 
   Args:
     path: the lock file.
-    busy: called if another process holds the lock. It may raise; otherwise the lock is waited for.
+    busy: called if another process holds the lock; if it returns, the call waits for the lock.
   """
   with path.open('a') as file:
     try:
@@ -203,7 +207,7 @@ def try_lock(path: Path) -> Iterator[bool]:
 
 
 def _lock_soon(file: IO[str]) -> None:
-  """Locks a file; raises BlockingIOError if another process holds the lock for longer than `is_locked` does."""
+  """Locks a file; raises BlockingIOError if another process holds the lock for longer than `is_locked` would."""
   for pause in (0.02, 0.1, 0.3):
     try:
       return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,12 +238,12 @@ def is_locked(path: Path) -> bool | None:
 
 
 CHECKSUMS = 'checksums.json'
-# Orbax writes the metadata when it renames the checkpoint, which is after the checksums.
+# Orbax writes the metadata when it renames the checkpoint, after the checksums.
 UNCHECKED = (CHECKSUMS, '_CHECKPOINT_METADATA')
 
 
 def write_checksums(folder: Path) -> None:
-  """Writes size and CRC-32 of every file in `folder` to its checksum file."""
+  """Writes the size and CRC-32 of every file in `folder` to the checksum file of the folder."""
   sums = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
   (folder / CHECKSUMS).write_text(json.dumps(sums))
 
@@ -258,7 +262,7 @@ def _checksum(path: Path) -> list[int]:
 
 
 def find_damage(folder: Path) -> str | None:
-  """Compares a folder with its checksums; returns a description of the first damage, or None."""
+  """Compares a folder with its checksums; returns a description of the first damage, or None if intact."""
   try:
     sums = json.loads((folder / CHECKSUMS).read_bytes())
     if not sums:

@@ -1,6 +1,6 @@
-"""Packages that the core installation leaves out, and the extras of t2x that install them.
+"""Optional packages, and the extras of t2x that install them.
 
-A part declares the modules that it imports, `packages = ('tokenizers',)`; `t2x check` reports those that are missing.
+A part declares its imports, `packages = ('tokenizers',)`; `t2x check` reports missing packages.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def imported(module: str, user: str) -> Any:
 
   Args:
     module: name of the module.
-    user: what needs it.
+    user: part or command that needs the module, for the message.
 
   Raises:
     UserError: the package is not installed.
@@ -54,7 +54,7 @@ def require(users: Mapping[str, Collection[str]]) -> None:
     users: package -> names of the parts that need it.
   """
   if missing := [package for package in users if not is_installed(package)]:
-    names = ', '.join(f'{one} ({", ".join(sorted(users[one]))})' for one in missing)
+    names = ', '.join(f'{package} ({", ".join(sorted(users[package]))})' for package in missing)
     raise UserError(f'packages are not installed: {names}: {command(missing)}')
 
 
@@ -64,7 +64,7 @@ def is_installed(package: str) -> bool:
 
 
 def command(packages: Collection[str]) -> str:
-  """Returns the command that installs packages, through extras of t2x where they have one."""
-  extras = dict.fromkeys(EXTRAS[one] for one in packages if one in EXTRAS)
-  others = (one for one in packages if one not in EXTRAS)
+  """Returns the command that installs packages, through the extras of t2x where possible."""
+  extras = dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS)
+  others = (package for package in packages if package not in EXTRAS)
   return ' '.join(['pip install', *([f"'t2x[{','.join(extras)}]'"] if extras else []), *others])

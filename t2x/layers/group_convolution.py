@@ -1,4 +1,4 @@
-"""Convolution over any number of dimensions, whose groups of features have correct gradients on several devices."""
+"""Grouped convolution over any number of dimensions, with correct gradients on several devices."""
 
 import jax
 from jaxtyping import Array, Float
@@ -15,18 +15,18 @@ def convolution(
   around: int = 0,
   axis: str | None = None,
 ) -> Float[Array, 'batch *out_sides width']:
-  """Returns the convolution with zeros around each side.
+  """Returns the convolution with zero padding on each side.
 
-  XLA's partitioner sums the gradient of a kernel with several groups over all devices, also over those that have equal
-  rows: it is too large by the number of copies (jax 0.10.2 and 0.12.0, on meshes with two axes). So each device convolves its
-  own rows, and the compiler splits only convolutions of one group.
+  Each device convolves its own rows, and the compiler splits only convolutions of one group. XLA's partitioner would sum the
+  gradient of a grouped kernel over all devices, including devices with equal rows, so that the gradient would be too large
+  by the number of copies (jax 0.10.2 and 0.12.0, on meshes with two axes).
 
   Args:
-    x: features of each place; group_size divides their number, and the number of groups that of the outputs.
+    x: features at each place; group_size divides `features`, and the number of groups divides `width`.
     kernel: weights of each tap.
     stride: distance between the centres of neighbouring outputs.
     around: number of zeros on each side.
-    axis: logical axis of the features, for kernels of group_size 1; None: they are not split.
+    axis: logical axis of the features, for kernels of group_size 1; None: the features are not split.
   """
   num_sides = x.ndim - 2
   num_groups = x.shape[-1] // kernel.shape[-2]

@@ -1,6 +1,6 @@
-"""Initialisation of a new model from the parameters of another run: all, some, or resized ones.
+"""Initialises a new model from the parameters of a source run: all, some, or resized.
 
-A table lists every parameter of both models. Parameters of other shapes are an error unless the config
+A table lists every parameter of both models. Parameters with different shapes are an error unless the config
 excludes or resizes them.
 """
 
@@ -32,16 +32,16 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A row of the table: a parameter of the new model, or an unused one of the other run.
+  """A row of the table: a parameter of the new model, or an unused parameter of the source run.
 
   Attributes:
     name: name in the new model; '' for an unused parameter.
-    shape: shape in the new model; that in the other run for an unused parameter.
-    source: name in the other run; '' if it has no such parameter.
-    saved: shape in the other run.
+    shape: shape in the new model; for an unused parameter, shape in the source run.
+    source: name in the source run; '' if the parameter does not exist there.
+    saved: shape in the source run.
     outcome: loaded, resized, new, mismatched or unused, followed by the reason.
     resize: resizes the saved parameter; None if it is not resized.
-    entries: shape of the saved parameter without padding of a vocabulary, which is resized; None: `saved`.
+    entries: shape to resize: the saved shape without the padding of a vocabulary; None: `saved`.
   """
 
   name: str
@@ -60,22 +60,22 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitFrom:
-  """Initialises a new model with the parameters of another run's checkpoint.
+  """Initialises a new model with the parameters of a source run's checkpoint.
 
   Only parameters are loaded; step, optimizer state and random key are new. The name of a parameter is its
   path, such as `embedding.table` or `body.stack.blocks.0.mixer.q.kernel`. A pattern is a regular expression
   that must match the full name ('head.*' matches all parameters of the head).
 
   Attributes:
-    run: folder of the other run; '{seed}' in it is replaced by `Trainer.seed`, so that each seed of a sweep starts from
-      a run of its own.
+    run: folder of the source run; '{seed}' in it is replaced by `Trainer.seed`, so that each seed of a sweep can have
+      its own source run.
     checkpoint: 'best', 'last', or a step. If it is corrupt, the previous checkpoint is loaded.
     include: patterns of parameters of the new model to load.
     exclude: patterns of parameters of the new model to keep as initialised.
-    rename: regular expression -> replacement, applied in order to the names in the other run with `re.sub`
-      (a match of a part of the name suffices; `\\1` is the first group), to give names in the new model.
+    rename: regular expression -> replacement, applied in order with `re.sub` to the names in the source run, to get the
+      names in the new model (a partial match suffices; `\\1` is the first group).
     use_ema: loads the moving average if the run has one.
-    resize: pattern -> function that resizes parameters of other shapes; the first match is used.
+    resize: pattern -> function that resizes parameters with different shapes; the first match is used.
   """
 
   run: Text
@@ -94,7 +94,7 @@ class InitFrom:
         check_pattern(f'InitFrom.{field}', pattern)
 
   def of_seed(self, seed: int) -> 'InitFrom':
-    """Returns the settings with the run of a seed."""
+    """Returns the settings with the source run of a seed."""
     return dataclasses.replace(self, run=self.run.replace('{seed}', str(seed)))
 
   def plan(
@@ -103,19 +103,19 @@ class InitFrom:
     complete: bool = False,
     infos: Mapping[str, ParamInfo] | None = None,
   ) -> tuple[Callable[[], Params], str]:
-    """Decides for each parameter, from its shape, whether it is loaded, resized or kept as new.
+    """Decides from the shape of each parameter whether to load it, resize it or keep its initial value.
 
     Args:
       params: all initialised parameters of the new model; shapes suffice for the table or if `complete`.
       complete: raises unless every parameter is loaded without resizing.
-      infos: metadata of `params`, which has the axes of vocabularies.
+      infos: metadata of `params`, with the axes of vocabularies.
 
     Returns:
-      A function that reads the checkpoint and returns all parameters, with the shardings of `params`; and
+      A function that reads the checkpoint and returns all parameters with the shardings of `params`, and
       the table of all parameters.
 
     Raises:
-      UserError: no such run or intact checkpoint, a pattern without a match, or a parameter of another shape
+      UserError: no such run or intact checkpoint, a pattern without a match, or a parameter with a different shape
         that is neither excluded nor resized.
     """
     checkpoints = self._checkpoints()
@@ -139,14 +139,14 @@ class InitFrom:
     return load, _table(where, rows)
 
   def other_tokenizer(self, tokenizer: Tokenizer | None) -> bool:
-    """Returns whether the other run has a tokenizer that differs from this one."""
+    """Returns whether the source run has a different tokenizer."""
     folder = Path(self.run) / 'tokenizer'
     if tokenizer is None or not folder.exists():
       return False
     return load_tokenizer(folder).fingerprint != tokenizer.fingerprint
 
   def _checkpoints(self) -> Checkpoints:
-    """Returns the checkpoints of the other run, ranked by the metric of that run."""
+    """Returns the checkpoints of the source run, ranked by the metric of this run."""
     folder = Path(self.run)
     if not folder.is_dir():
       raise UserError(f'InitFrom.run: no folder {folder}')
@@ -190,14 +190,14 @@ class InitFrom:
       )
     if not any(row.kind in ('loaded', 'resized') for row in rows):
       raise UserError(
-        f'InitFrom loads nothing from {where}: parameters there are {_first_names(saved)}; those of the '
-        f'new model are {_first_names(params)}: change InitFrom.rename, include or exclude'
+        f'InitFrom loads nothing from {where}: its parameters are {_first_names(saved)}; the '
+        f'parameters of the new model are {_first_names(params)}: change InitFrom.rename, include or exclude'
       )
     used = {row.source for row in rows}
     return rows + [Row('', saved[s], s, saved[s], 'unused') for s in saved if s not in used]
 
   def _renamed(self, where: str, saved: Mapping[str, Shape]) -> dict[str, str]:
-    """Returns a dict: name in the new model -> name in the other run."""
+    """Returns a dict: name in the new model -> name in the source run."""
     renamed = {name: name for name in saved}
     for pattern, replacement in self.rename.items():
       if not any(re.search(pattern, name) for name in renamed.values()):
@@ -215,7 +215,7 @@ class InitFrom:
 
   @functools.cached_property
   def _vocab_sizes(self) -> set[int]:
-    """Sizes of the vocabularies of the other run's tokenizer."""
+    """Vocabulary sizes of the source run's tokenizer."""
     folder = Path(self.run) / 'tokenizer'
     if not folder.exists():
       return set()
@@ -238,7 +238,7 @@ class InitFrom:
     saved: Shape | None,
     entries: Shape | None,
   ) -> Row:
-    """Returns the row of a parameter; raises UserError for another shape that is not handled."""
+    """Returns the row of a parameter; raises UserError for a different shape that no setting handles."""
     shape = tuple(leaf.shape)
     if source is None or saved is None or entries is None:
       return Row(name, shape, '', None, 'new (not in the run)')
@@ -272,7 +272,7 @@ class InitFrom:
 
 
 def _resized_shape(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool]:
-  """Traces `resize`. Returns the shape of its result, and whether that is its unchanged `target`."""
+  """Traces `resize`; returns the shape of its result, and whether the result is the unchanged `target`."""
   is_new = False
 
   def call(source: Array, target: Array) -> Array:
@@ -286,7 +286,7 @@ def _resized_shape(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool
 
 
 def _load(saved: SavedParams, rows: Sequence[Row], params: Mapping[str, Any]) -> Params:
-  """Reads parameters with the shardings of `params`; saved parameters to be resized are replicated first."""
+  """Reads parameters with the shardings of `params`; parameters to resize are replicated first."""
   loaded = dict(params)
   abstract = {}
   for row in rows:

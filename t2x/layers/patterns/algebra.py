@@ -1,7 +1,7 @@
-"""Attention patterns: predicates over pairs of query and key, combined with `&`, `|` and `~`.
+"""Attention patterns: predicates over (query, key) pairs, combined with `&`, `|` and `~`.
 
 A pattern such as `Causal() & Window(256)` or `Window(64, dilation=2) | Global(16)` defines the dense mask
-(the reference), the schedule of tiles that blockwise kernels skip, and the picture of the pattern. Windows
+(the reference), the tiles that blockwise kernels skip, and the picture of the pattern. Windows
 and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), the prefix from T5's prefix LM
 (Raffel et al. 2020, arXiv:1910.10683), marked tokens from ETC (Ainslie et al. 2020, arXiv:2004.08483).
 """
@@ -34,7 +34,7 @@ from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['And', 'Causal', 'Full', 'Global', 'Marked', 'Not', 'Or', 'Pattern', 'Prefix', 'Window']
 
-# Fields of `Tokens` that a row of a given length may have or not.
+# Fields of `Tokens` that depend on the data, not on the length of a row.
 OF_DATA = frozenset({'coords', 'grid', 'order'})
 
 
@@ -57,9 +57,10 @@ class Pattern(abc.ABC):
 
   @property
   def period(self) -> tuple[int, int] | None:
-    """(period, start) if adding the period to the positions of a query and a key from `start` on changes nothing.
+    """(period, start) of a periodic pattern; None: unknown.
 
-    This holds for tokens without marks. None: unknown.
+    From position `start` on, adding the period to the positions of query and key does not change the predicate, for tokens
+    without marks.
     """
     return (1, 0) if self.relative else None
 
@@ -76,7 +77,7 @@ class Pattern(abc.ABC):
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
     """Decides from bounds, which broadcast as in `allows`, whether tiles are empty or full.
 
-    The default uses `offsets()`; if they are None, every tile is partial.
+    The default uses `offsets()`; if it returns None, every tile is partial.
     """
     interval = self.offsets()
     if interval is None:
@@ -84,14 +85,14 @@ class Pattern(abc.ABC):
     return within(interval, q, k)
 
   def offsets(self) -> Interval | None:
-    """Returns the interval of q - k that the pattern allows; None if it is not defined by one interval.
+    """Returns the interval of q - k that the pattern allows; None if one interval does not define the pattern.
 
     Equal patterns return equal intervals.
     """
     return None
 
   def tiles(self, q: Bounds, k: Bounds) -> Tiles:
-    """Decides as `tile`, but exactly if the pattern is relative and the bounds have slots."""
+    """Decides as `tile` does, but exactly for a relative pattern and bounds with slots."""
     if self.relative and q.slots is not None and k.slots is not None:
       return exact(self.allows, q, k)
     return self.tile(q, k)
@@ -99,11 +100,11 @@ class Pattern(abc.ABC):
   def is_causal(self, length: int, marks: Collection[str] = ()) -> bool:
     """Returns whether no query in a row of `length` tokens sees a later key.
 
-    Returns False if this depends on the data (`order`, `coords`, `grid`).
+    Returns False for patterns that depend on the data (`order`, `coords`, `grid`).
 
     Args:
       length: number of tokens.
-      marks: names of marks that any token may have; no token has other marks.
+      marks: names of all marks that a token may have.
     """
     if self.reads & OF_DATA:
       return False
@@ -117,9 +118,9 @@ class Pattern(abc.ABC):
     return True
 
   def visible(self, length: int) -> int:
-    """Counts the pairs of query and key that a row of one segment without marks shows.
+    """Counts the visible (query, key) pairs of a row of one segment without marks.
 
-    Patterns that depend on the data (`order`, `coords`, `grid`) count as if they showed all pairs.
+    Patterns that depend on the data (`order`, `coords`, `grid`) count as if all pairs were visible.
     """
     if self.reads & OF_DATA:
       return length**2
@@ -137,9 +138,9 @@ class Pattern(abc.ABC):
     )
 
   def _visible_from(self, start: int, length: int, period: int) -> int:
-    """Counts as `visible`, among `length` positions from `start` on, from one period of queries."""
+    """Counts as `visible` does, for `length` positions from `start` on, from one period of queries."""
     offsets = np.arange(1 - length, length, dtype=np.int32)
-    # The first and the end of the queries, from `start`, that have a key at each offset.
+    # At each offset, first and end (exclusive) of the queries with a key, from `start`.
     first, end = np.maximum(offsets, 0), np.minimum(length + offsets, length)
     total = 0
     for residue in range(min(period, length)):
@@ -150,7 +151,7 @@ class Pattern(abc.ABC):
     return total
 
   def _shown_tiles(self, length: int, has_marks: bool) -> Iterator[tuple[int, Any, Any]]:
-    """Yields the class of each tile that is not SKIP, its queries and its keys."""
+    """Yields the class, queries and keys of each tile that is not SKIP."""
     block = max(256, length // 2048)
     schedule = self.schedule(length, length, block, block, has_marks=has_marks)
     for i, j in np.argwhere(schedule != SKIP):
@@ -170,7 +171,7 @@ class Pattern(abc.ABC):
     """Classifies tiles before run time: 0 skip, 1 partly masked, 2 not masked.
 
     The schedule is conservative: a tile can be PARTIAL although SKIP or FULL would be correct. It is exact
-    for relative patterns, Blocks and Global in a CONTIGUOUS layout. Costs O(lengths + tiles): pairs are
+    for relative patterns, Blocks and Global in a CONTIGUOUS layout. The cost is O(lengths + tiles), because pairs are
     not enumerated.
 
     Args:
