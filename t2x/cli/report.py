@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from t2x.base.errors import UserError
 from t2x.base.packages import command
-from t2x.cli.options import add_json, positive
+from t2x.cli.options import add_json, assignments, positive, refuse
 
 if TYPE_CHECKING:
   from t2x.sweeps.report import Results
@@ -31,8 +31,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_json(parser)
   parser.add_argument(
     '--latex',
-    metavar='FILE',
-    help='also write the verdicts (helps, hurts, same, ...) as a LaTeX table (booktabs) to FILE.tex',
+    metavar='FILE.tex',
+    help='also write the verdicts (helps, hurts, same, ...) as a LaTeX table (booktabs), with the tests below it',
+  )
+  parser.add_argument('--caption', metavar='LATEX', help='caption of the LaTeX table')
+  parser.add_argument(
+    '--label',
+    action='append',
+    metavar='VARIANT=LATEX',
+    help="name of a variant in the LaTeX table, such as both='ALiBi and gate'; may be repeated",
   )
   parser.add_argument(
     '--figures',
@@ -85,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
   for option, value in settings.items():
     if value:
       raise UserError(f'{option} has no effect without --fit')
+  if args.latex is None:
+    refuse(args, 'has no effect without --latex', 'caption', 'label')
   from t2x.sweeps import report
 
   folder = Path(args.sweep)
@@ -92,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     _check_latex(Path(args.latex))
   for results in report.watch(folder, args.every if args.watch else None):
     if args.latex is not None:
-      _write_latex(Path(args.latex), results)
+      _write_latex(args, results)
     if args.figures:
       from t2x.sweeps.report.figures import write_figures
 
@@ -109,20 +118,19 @@ def _check_latex(file: Path) -> None:
   check_output_file('--latex', file)
 
 
-def _write_latex(file: Path, results: 'Results') -> None:
+def _write_latex(args: argparse.Namespace, results: 'Results') -> None:
   from t2x.base.files import output_file
   from t2x.sweeps.report.latex import latex
 
-  with output_file('--latex', file) as out:
-    out.write(latex(results))
+  table = latex(results, args.caption, assignments('--label', args.label or ()))
+  with output_file('--latex', Path(args.latex)) as out:
+    out.write(table)
 
 
 def _fit(args: argparse.Namespace) -> int:
   if args.watch:
     raise UserError('--fit needs a finished sweep: remove --watch')
-  for option, value in (('--latex', args.latex), ('--figures', args.figures)):
-    if value:
-      raise UserError(f'{option} has no effect with --fit: run the report without it')
+  refuse(args, 'has no effect with --fit', 'latex', 'caption', 'label', 'figures')
   from t2x.sweeps import report
   from t2x.sweeps.report.fit import fit_results, write_png
 

@@ -9,7 +9,7 @@ from typing import Any
 from t2x.base.drawing import COLORS, DASHES, drawn
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.summary import label
+from t2x.sweeps.report.summary import better, label
 from t2x.sweeps.report.tuning import tuning_data
 
 _WIDTH = 5.5
@@ -77,9 +77,8 @@ def _forest(axes: Any, results: Results, rows: Sequence[Row]) -> None:
   axes.set_yticks([*places], [f'{label(results, row)} ({row.verdict})' for row in rows])
   axes.set_ylim(0.4, len(rows) + 0.6)
   axes.grid(visible=False, axis='y')
-  better = 'lower' if results.plan.goal == 'min' else 'higher'
   axes.set_xlabel(
-    f'difference in {results.plan.metric} from {results.plan.baseline} ({better} is better), '
+    f'difference in {results.plan.metric} from {results.plan.baseline} ({better(results.plan)}), '
     f'{results.level.confidence} intervals'
   )
 

@@ -26,8 +26,8 @@ from t2x.sweeps.tune import FEWEST_SEEDS
 from t2x.sweeps.two_way import FEWEST
 
 _METHOD = (
-  'Verdicts: {test}, corrected for all {count} planned comparisons of the sweep (Dunnett, step-down, level '
-  '{level:.3g}){margin}.'
+  "Verdicts: {test}. Dunnett's method corrects their p-values (step-down) and the intervals (single-step) for all {count} "
+  'planned comparisons of the sweep at the level {level:.3g}{margin}.'
 )
 _SINGLE = 'Verdict: {test} of the only comparison (level {level:.3g}){margin}.'
 _DETAILS = (
@@ -127,7 +127,7 @@ def method(results: Results) -> str:
   """Returns one sentence on the tests of the verdicts."""
   margin = results.plan.margin
   comparisons = [row for row in results.rows if row.comparison is not None]
-  model = 'a two-way model (variant and seed) with unequal variances'
+  model = 't tests in a two-way model (variant and seed) with unequal variances'
   return (_SINGLE if len(comparisons) == 1 else _METHOD).format(
     test='paired t tests' if _most_comparisons(results) < FEWEST else model,
     count=len(comparisons),

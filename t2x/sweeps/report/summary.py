@@ -41,7 +41,7 @@ def sentence(results: Results) -> str:
     lead = f'So far, with {results.level.seeds} seeds, {lead}'
   elif len(compared) != 1:
     lead = lead[0].upper() + lead[1:]
-  return f'{lead}; {_seeds(results)}; {matched(results)}{_caution(results, compared)}.'
+  return f'{lead}; {_seeds(results)}; {matched(results)}{caution(results)}.'
 
 
 def _single(results: Results, row: Row) -> str:
@@ -119,11 +119,12 @@ def _size(results: Results, row: Row) -> str:
   return size
 
 
-def _caution(results: Results, compared: Sequence[Row]) -> str:
+def caution(results: Results) -> str:
   """Returns why the verdicts are exploratory, and what the intervals leave out; '' if there is neither."""
   reason = results.level.exploratory
   text = f'; exploratory: {reason}' if reason else ''
-  counts = {row.comparison.examples for row in compared if row.comparison and row.comparison.pairs}
+  compared = [row.comparison for row in results.rows if row.comparison is not None]
+  counts = {comparison.examples for comparison in compared if comparison.pairs}
   if None in counts:
     text += '; the intervals leave out the noise of the evaluated examples'
   if accepted := accepted_trials(results.plan.trials):
@@ -133,10 +134,11 @@ def _caution(results: Results, compared: Sequence[Row]) -> str:
 
 def _baseline(results: Results) -> str:
   plan = results.plan
-  return f'the baseline {plan.baseline} by {plan.metric} ({_better(plan)})'
+  return f'the baseline {plan.baseline} by {plan.metric} ({better(plan)})'
 
 
-def _better(plan: Plan) -> str:
+def better(plan: Plan) -> str:
+  """Returns 'lower is better' or 'higher is better'."""
   return f'{"lower" if plan.goal == "min" else "higher"} is better'
 
 

@@ -36,7 +36,59 @@ def test_the_table_has_the_numbers_of_the_report(folder, tmp_path):
     assert (int(seeds), verdict) == (row.summary.n, row.verdict)
   assert r'a\_b \%' in lines[1]
   assert r'50\$ \textbackslash{}x\{\textasciitilde{}\textasciicircum{}\}' in lines[2]
-  assert 'diverged' in re.search(r'\\caption\{(.*)\}', text)[1]
+
+
+def test_the_caption_is_short_and_the_tests_stand_below(folder, tmp_path):
+  file = tmp_path / 'table.tex'
+  assert main(['report', str(folder), '--latex', str(file)]) == 0
+  text = file.read_text()
+  assert r'\caption{Differences in loss from vanilla (lower is better).}' in text
+  below = text[text.index(r'\end{tabular}') :]
+  assert "Verdicts: paired t tests. Dunnett's method corrects their p-values (step-down)" in below
+  assert r'largest deviation 0.40 \%; the intervals leave out the noise of the' in below
+  assert r'a\_b \%: 1 of 4 seeds diverged.' in below
+  assert 'Partial' not in below
+
+
+def test_a_verdict_by_divergence_rates_is_named(sweep, tmp_path):
+  file = str(tmp_path / 'table.tex')
+  diverged = sweep(effects={'vanilla': 0.0, 'relu': 0.0}, seeds=6, diverged=('relu', 6), failed=())
+  assert main(['report', str(diverged), '--latex', file]) == 0
+  text = (tmp_path / 'table.tex').read_text()
+  rates = (
+    "no seed finished in both; the verdict follows from the divergence rates (Barnard's test)."
+  )
+  assert f'relu: 6 of 6 seeds diverged; {rates}' in text
+
+
+def test_a_partial_report_is_named(sweep, tmp_path):
+  file = str(tmp_path / 'table.tex')
+  assert main(['report', str(sweep(ended=7)), '--latex', file]) == 0
+  assert 'Partial report: 7 of 25 trials ended' in (tmp_path / 'table.tex').read_text()
+
+
+def test_the_caption_and_the_names_of_variants_are_chosen(sweep, tmp_path, capsys):
+  file = tmp_path / 'table.tex'
+  command = ['report', str(sweep(points=({'Stack.num_layers': 2},))), '--latex', str(file)]
+  labels = ['--label', 'vanilla=the baseline', '--label', r'geglu=GEGLU \& $\sigma$']
+  assert main([*command, *labels]) == 0
+  text = file.read_text()
+  assert r'\caption{Differences in loss from the baseline (lower is better).}' in text
+  assert '\n    the baseline (num\\_layers = 2) & baseline' in text
+  assert '\n    GEGLU \\& $\\sigma$ (num\\_layers = 2) & helps' in text
+  assert '\n    rezero (num\\_layers = 2) & hurts' in text
+  assert main([*command, '--caption', r'Loss at $2^{10}$ tokens.']) == 0
+  assert r'\caption{Loss at $2^{10}$ tokens.}' in file.read_text()
+  capsys.readouterr()
+  for option, value, error in (
+    ('--label', 'gegl=x', "--label: the sweep has no variant 'gegl'; did you mean 'geglu'?"),
+    ('--label', 'geglu', "--label 'geglu' has no value: write NAME=VALUE"),
+  ):
+    assert main([*command, option, value]) == 2
+    assert error in capsys.readouterr().err
+  for option in ('--label', '--caption'):
+    assert main([*command[:2], option, 'geglu=x']) == 2
+    assert f'{option} has no effect without --latex: remove it' in capsys.readouterr().err
 
 
 def test_another_suffix_and_a_fit_are_refused(folder, tmp_path, capsys):
@@ -61,7 +113,8 @@ def test_the_table_replaces_only_a_table_of_t2x(folder, tmp_path, capsys):
 @pytest.mark.nightly
 @pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
 def test_the_table_compiles(folder, tmp_path):
-  assert main(['report', str(folder), '--latex', str(tmp_path / 'table.tex')]) == 0
+  names = ['--label', r'vanilla=$d_k$ \& more', '--caption', r'Differences of \emph{loss}.']
+  assert main(['report', str(folder), '--latex', str(tmp_path / 'table.tex'), *names]) == 0
   page = r'\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}'
   (tmp_path / 'page.tex').write_text(page)
   command = ['pdflatex', '-halt-on-error', '-interaction=nonstopmode', 'page.tex']
