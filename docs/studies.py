@@ -28,7 +28,7 @@ CHAPTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
   ),
   'Feed-forward layers, experts and wiring': (
-    'What stands between two layers of attention: activations and gates, mixtures of experts, norms and shortcuts.',
+    'The layers between attention layers: activations and gates, mixtures of experts, norms and shortcuts.',
     ('feed_forward', 'experts', 'norm_and_warmup', 'switches', 'narang2021'),
   ),
   'Objectives, data and decoding': (
@@ -51,7 +51,7 @@ CHAPTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ('mup', 'scaling', 'speed', 'scale'),
   ),
   'Method': (
-    'How far the verdicts of the other chapters can be trusted, and what interruptions do to a run.',
+    'Error rates of the verdicts in all chapters, and the effect of interruptions on a run.',
     ('statistics', 'reliability'),
   ),
 }
@@ -72,23 +72,23 @@ def studies_page(
     raise ValueError(
       f'studies in no chapter, or twice: {sorted({*names} ^ {*placed})}; edit CHAPTERS in docs/studies.py'
     )
-  found = {name: reports(folder / name) for name in placed}
-  blocks = [*introduction(found), '## At a glance', glance(folder, chapters, found)]
+  studies = {name: reports(folder / name) for name in placed}
+  blocks = [*introduction(studies), '## At a glance', glance(folder, chapters, studies)]
   for title, (text, group) in chapters.items():
     blocks += [f'## {title}', text]
     for name in group:
-      blocks += section(folder / name, found[name])
+      blocks += section(folder / name, studies[name])
   return '\n\n'.join(blocks) + '\n'
 
 
-def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
-  """Yields the title, how to read a verdict, and the numbers of verdicts."""
-  sweeps = [report for group in found.values() for report in group]
+def introduction(studies: Mapping[str, list[Report]]) -> Iterator[str]:
+  """Yields the title, an explanation of verdicts, and the numbers of verdicts."""
+  sweeps = [report for group in studies.values() for report in group]
   counts = collections.Counter(c.verdict for report in sweeps for c in report.comparisons)
   numbers = ', '.join(f'{counts[verdict]} `{verdict}`' for verdict in COLORS)
   yield '# What helps at small size'
   yield (
-    f'{len(found)} studies of Transformers and their rivals, each with its question, its result, what it does not '
+    f'{len(studies)} studies of Transformers and their rivals, each with its question, its result, what it does not '
     'show, a picture or table, and its verdicts. Most models have fewer than a million parameters and train for '
     'minutes on two CPU cores, so that a result is one about small models and short training. Everything below '
     'is read from the READMEs and reports of `experiments/` when these pages are built.'
@@ -105,8 +105,8 @@ def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
   yield (
     f'The {len(sweeps)} reports below have {sum(counts.values())} comparisons: {numbers}. Reports of the same trials '
     'by another metric or baseline count separately; sweeps that choose learning rates and sweeps of one seed do not '
-    'count. Some reports are older than a rule of today, such as that of the margin: their verdicts were judged again. Where a '
-    'study chose its rates in a sweep of its own, its text says whether they are at an edge; its verdicts are those '
+    'count. Some reports are older than a rule of today, such as the rule of the margin: their verdicts were judged again. If a '
+    'study chose its rates in a separate sweep, its text reports rates at an edge of the grid; its verdicts are the verdicts '
     'of the reports, whose intervals do not contain the noise of that choice.'
   )
 
@@ -114,17 +114,17 @@ def introduction(found: Mapping[str, list[Report]]) -> Iterator[str]:
 def glance(
   folder: Path,
   chapters: Mapping[str, tuple[str, tuple[str, ...]]],
-  found: Mapping[str, list[Report]],
+  studies: Mapping[str, list[Report]],
 ) -> str:
-  """Returns the table of the variants that help or hurt, of the studies with verdicts."""
+  """Returns the table of helpful and harmful variants, for all studies with verdicts."""
   lines = ['| study | helps | hurts | other verdicts |', '| --- | --- | --- | --- |']
-  for name in (name for _, group in chapters.values() for name in group if found[name]):
+  for name in (name for _, group in chapters.values() for name in group if studies[name]):
     title = paragraphs(folder / name)[0]
-    counts = collections.Counter(c.verdict for report in found[name] for c in report.comparisons)
+    counts = collections.Counter(c.verdict for report in studies[name] for c in report.comparisons)
     cells = [
       f'[{title.partition(":")[0]}](#{slug(title)})',
-      variants(found[name], 'helps'),
-      variants(found[name], 'hurts'),
+      variants(studies[name], 'helps'),
+      variants(studies[name], 'hurts'),
       ', '.join(f'{counts[v]} {v}' for v in ('same', 'inconclusive', 'withheld') if counts[v]),
     ]
     lines.append('| ' + ' | '.join(cells) + ' |')
@@ -137,10 +137,10 @@ def variants(sweeps: list[Report], verdict: str) -> str:
   for baseline in dict.fromkeys(report.baseline for report in sweeps):
     compared = [c for report in sweeps if report.baseline == baseline for c in report.comparisons]
     total = collections.Counter(c.variant for c in compared)
-    some = collections.Counter(c.variant for c in compared if c.verdict == verdict)
+    matches = collections.Counter(c.variant for c in compared if c.verdict == verdict)
     names = [
       f'`{name}`' if number == total[name] else f'`{name}` ({number} of {total[name]})'
-      for name, number in some.items()
+      for name, number in matches.items()
     ]
     if names:
       groups.append(f'{", ".join(names)}, against `{baseline}`')
@@ -156,17 +156,17 @@ def overview(
   for name in (name for _, group in chapters.values() for name in group):
     title, _, answer, *_ = paragraphs(folder / name)
     compared = [c for report in reports(folder / name) for c in report.comparisons]
-    given = [c for c in compared if c.verdict in ('helps', 'hurts', 'same')]
+    decided = [c for c in compared if c.verdict in ('helps', 'hurts', 'same')]
     seeds = sorted({c.seeds for c in compared if c.seeds})
     cells = [
       f'[{title.partition(":")[0]}]({name}/README.md)',
       ' '.join(answer.removeprefix('**Answer:** ').split()),
       ' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]]))) if seeds else '',
-      f'{len(given)} of {len(compared)}' if compared else '',
+      f'{len(decided)} of {len(compared)}' if compared else '',
       f'{minutes(folder / name):.0f}' if compared else '',
       max(re.findall(r'20\d\d-\d\d-\d\d', (folder / name / 'README.md').read_text()), default=''),
     ]
-    rows.append((-len(given) / max(len(compared), 1), -len(given), not compared, cells))
+    rows.append((-len(decided) / max(len(compared), 1), -len(decided), not compared, cells))
   lines = [
     '| study | answer | seeds | verdicts | minutes | date |',
     '| --- | --- | ---: | ---: | ---: | --- |',
@@ -177,7 +177,7 @@ def overview(
       [
         '# Studies',
         'Small models on two CPU cores: each answer holds for the data, sizes and steps of its study, and for no others.',
-        'Verdicts: comparisons with the verdict `helps`, `hurts` or `same`, of those planned; the others are `inconclusive` '
+        'Verdicts: comparisons with the verdict `helps`, `hurts` or `same`, of all planned comparisons; the rest is `inconclusive` '
         'or `withheld`. Minutes: training time of all trials, added up. `python -m docs.studies` writes this table from the '
         'READMEs and reports.',
         '\n'.join(lines),
@@ -215,7 +215,7 @@ def section(study: Path, sweeps: list[Report]) -> Iterator[str]:
 
 
 def verdicts(report: Report) -> Iterator[str]:
-  """Yields what a report compares, and the table of its verdicts."""
+  """Yields the comparison of a report in words, and the table of its verdicts."""
   note = '; exploratory' if report.exploratory else ''
   yield (
     f'`{report.name}`: `{report.metric}` against `{report.baseline}`, {report.better} is better; '
