@@ -110,7 +110,7 @@ class _Lines:
 
 
 class _LogFile(logging.Handler):
-  """Appends lines with timestamps to a file, and records below level INFO, which the terminal does not show.
+  """Appends lines with timestamps to a file, and records that the terminal does not show.
 
   It is closed after a write error and ignores further lines.
   """
@@ -120,7 +120,7 @@ class _LogFile(logging.Handler):
     self._file: TextIO | None = path.open('a', encoding='utf-8', buffering=1)
 
   def emit(self, record: logging.LogRecord) -> None:
-    if record.levelno < logging.INFO:
+    if record.levelno < LogHandler.least:
       try:
         self.write(self.format(record))
       except Exception:
@@ -178,10 +178,20 @@ class _Output(FileProxy):
 
 
 class LogHandler(logging.StreamHandler):
-  """Writes records of level INFO and above to the current sys.stderr."""
+  """Writes records of level `least` and above to the current sys.stderr.
+
+  Attributes:
+    least: of all handlers; WARNING if a command is quiet.
+  """
+
+  least = logging.INFO
 
   def __init__(self):
     logging.Handler.__init__(self, logging.INFO)
+
+  def emit(self, record: logging.LogRecord) -> None:
+    if record.levelno >= self.least:
+      super().emit(record)
 
   @property
   def stream(self) -> Any:

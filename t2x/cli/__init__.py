@@ -121,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
   from t2x.base.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
+  LogHandler.least = logging.WARNING if getattr(args, 'quiet', False) else logging.INFO
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
   if args.command in CACHED:

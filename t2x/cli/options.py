@@ -66,6 +66,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--json', action='store_true', help='print only JSON on stdout')
 
 
+def add_quiet(parser: argparse._ActionsContainer, text: str) -> None:
+  """Adds --quiet, with its help."""
+  parser.add_argument('--quiet', action='store_true', help=text)
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
   """Adds the run folder and --checkpoint."""
   parser.add_argument('run', metavar='RUN', help='run folder written by `t2x train`')

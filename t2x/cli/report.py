@@ -148,15 +148,15 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _print(args: argparse.Namespace, results: 'Results', fits: 'list[Fit]') -> None:
-  from t2x.sweeps.report import report_data
-  from t2x.sweeps.report.summary import sentence
+  from t2x.base.text_table import terminal_width
+  from t2x.sweeps.report import report_data, verdict_text
 
   if args.json:
     print(json.dumps(report_data(results, fits), ensure_ascii=False), flush=True)
   else:
     for fit in fits:
       print(fit.text(results.plan.metric))
-    print(sentence(results))
+    print(verdict_text(results, terminal_width()))
     print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
   for line in results.damaged:
     print(f't2x: {line}', file=sys.stderr)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError
-from t2x.cli.options import assignments, count, natural, refuse, refuse_bindings
+from t2x.cli.options import add_quiet, assignments, count, natural, refuse, refuse_bindings
 
 if TYPE_CHECKING:
   from t2x.sweeps.stages import StageName
@@ -46,6 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='keep trials that ended with different code, data or defaults, without running them again; the report notes it',
   )
+  add_quiet(parser, 'print only how the trials ended, and the verdicts')
   parser.add_argument(
     '--confirm',
     action='store_true',
@@ -109,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
   stage = _stage(args)
   if args.group is not None:
     refuse(args, 'has no effect with --group, whose trials are planned', 'accept_changed')
+  if args.group is not None or args.dry_run or args.groups:
+    refuse(args, 'has no effect on this command', 'quiet')
   if args.worker:
     index, total = map(int, args.worker.split('/'))
     run_worker(file, out, (index, total), args.together or 1, args.group, stage=stage)
@@ -134,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
     confirm=args.confirm,
     confirm_seeds=args.seeds,
     accept_changed=args.accept_changed,
+    quiet=args.quiet,
   )
 
 

@@ -6,7 +6,7 @@ import functools
 import logging
 from pathlib import Path
 
-from t2x.cli.options import add_files, add_processes, join
+from t2x.cli.options import add_files, add_processes, add_quiet, join
 
 HELP = 'train a model, or resume a run'
 TAKES_BINDINGS = True
@@ -21,11 +21,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--fresh', action='store_true', help='start over; the old run folder is renamed, not deleted'
   )
-  parser.add_argument(
+  amount = parser.add_mutually_exclusive_group()
+  amount.add_argument(
     '--verbose',
     action='store_true',
     help='print the parameter table too; summary.txt always contains it',
   )
+  add_quiet(amount, 'print only the results and warnings; RUN/log.txt has everything')
   add_processes(parser)
 
 
@@ -61,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
     processes.barrier()
     from t2x.train import train
 
-    train(config.build(), folder, text, args.verbose, processes=processes)
+    train(config.build(), folder, text, args.verbose, processes=processes, quiet=args.quiet)
   return 0

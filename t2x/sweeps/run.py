@@ -15,9 +15,10 @@ from t2x.base import interpreter
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
 from t2x.base.json_files import Damaged
+from t2x.base.text_table import fold, terminal_width
 from t2x.sweeps.engines import Ray, Slurm
-from t2x.sweeps.plan_table import groups_table, plan_table, withheld
-from t2x.sweeps.progress import run_plan, summary
+from t2x.sweeps.plan_table import groups_table, plan_table, to_run, withheld
+from t2x.sweeps.progress import Course, run_plan, summary
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
   Plan,
@@ -97,8 +98,9 @@ def run_sweep(
   confirm: bool = False,
   confirm_seeds: int | None = None,
   accept_changed: bool = False,
+  quiet: bool = False,
 ) -> int:
-  """Plans and runs a sweep, one stage after another.
+  """Plans and runs a sweep, one stage after another, and reports the verdicts at the end.
 
   Args:
     file: the sweep file.
@@ -112,6 +114,7 @@ def run_sweep(
     confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
     confirm_seeds: number of fresh seeds; None: the number of seeds of the sweep.
     accept_changed: whether trials count that ended with other code, data or defaults.
+    quiet: whether only how the trials ended and the verdicts are printed.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
@@ -124,6 +127,7 @@ def run_sweep(
   sweep = dataclasses.replace(sweep, trials=out / 'trials', accept_changed=accept_changed)
   tuning: Tuning | None = None
   retried: set[str] = set()
+  course, planned = Course(quiet), False
   for stage in _stages(sweep, out, confirm, confirm_seeds, keep=only != 'show'):
     folder, trials_folder = folder_of(out, file.stem, stage.name), out / 'trials'
     tuning = stage.tuning or tuning
@@ -135,19 +139,45 @@ def run_sweep(
     if only != 'show':
       _write(stage, folder, trials_folder)
     if not stage.is_last and _has_ended(stage.plan, trials_folder):
-      code = max(code, summary(stage.plan, trials_folder, folder))
+      trials = distinct(stage.plan.trials)
+      course.start(trials, trials, stage.later)
+      code = max(code, summary(stage.plan, trials_folder))
       continue
-    print('\n'.join([*stage.notes, plan_table(stage.plan, trials_folder)]))
+    if not quiet:
+      print(_plan_text(stage, trials_folder, again=planned))
     if only is not None:
       if only == 'plan':
         print(_how_to_run(stage, file) + groups_table(stage.plan, trials_folder))
       return 0
-    worker = _runner(file, out, runner, settings, own, stage.name)
-    run_plan(worker, stage.plan, trials_folder)
-    code = max(code, summary(stage.plan, trials_folder, folder))
+    worker = _runner(file, out, runner, settings, own, stage.name, quiet=quiet or planned)
+    planned = True
+    run_plan(worker, stage.plan, trials_folder, course, stage.later)
+    code = max(code, summary(stage.plan, trials_folder))
   if tuning is not None:
     print(withheld(tuning), end='')
+  _print_verdicts(folder_of(out, file.stem, 'confirm' if confirm else ''))
   return code
+
+
+def _plan_text(stage: Stage, trials: Path, again: bool) -> str:
+  """Returns the plan of a stage; of a stage after the first one (`again`) only what is new."""
+  notes = [line for note in stage.notes[again:] for line in note.splitlines()]
+  lines = [part for line in notes for part in fold(line, terminal_width(), '  ')]
+  if again:
+    return '\n'.join(['', *lines, f'{stage.plan.name}: {to_run(stage.plan, trials)}'])
+  return '\n'.join([*lines, *[''][: len(lines)], plan_table(stage.plan, trials, stage.later)])
+
+
+def _print_verdicts(folder: Path) -> None:
+  """Writes the report of a sweep whose trials have ended, and prints its verdicts."""
+  from t2x.sweeps.report import read_results, verdict_text, write_report
+
+  results = read_results(folder)
+  if results.judged is None:
+    return
+  write_report(folder, results)
+  print(f'\n{verdict_text(results, terminal_width())}\n')
+  print(f'report  {folder / "report.html"}\nnext    t2x report {folder} --figures')
 
 
 def _stages(
@@ -301,6 +331,8 @@ def _runner(
   settings: Mapping[str, Any],
   own: Sequence[str],
   stage: StageName,
+  *,
+  quiet: bool,
 ) -> Runner:
   """Builds the runner; `own` are environment variables that are not passed to the workers."""
   if runner == 'slurm':
@@ -309,7 +341,7 @@ def _runner(
     return Ray(settings)
   if settings:
     raise UserError('--setting requires --runner slurm or ray')
-  processes, together = _local_counts(runner)
+  processes, together = _local_counts(runner, quiet)
   if runner.processes == 1:
     return InProcess(together=together)
   return _pool(file, out, processes, together, own, stage)
@@ -333,8 +365,8 @@ def _pool(
   return Pool(command, processes, folder_of(out, file.stem, stage), own)
 
 
-def _local_counts(requested: Local) -> tuple[int, int]:
-  """Returns the number of processes, and of trials that each trains with one vmapped step."""
+def _local_counts(requested: Local, quiet: bool = False) -> tuple[int, int]:
+  """Returns the number of processes, and of trials that each trains with one vmapped step; prints them unless `quiet`."""
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
   names = gpus()
@@ -348,5 +380,6 @@ def _local_counts(requested: Local) -> tuple[int, int]:
   together = requested.together or default_together()
   order = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
   count = 'one process' if processes == 1 else f'{processes} processes'
-  print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')
+  if not quiet:
+    print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')
   return processes, together

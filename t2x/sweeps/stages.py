@@ -2,7 +2,8 @@
 
 OUT/NAME-tune           the tuning trials (`Sweep.tune`), in several rounds if the grid is extended
 OUT/NAME                the result; every variant at its tuned values
-OUT/NAME-untuned        every variant at its own value with the same seeds, for a comparison with the result
+OUT/NAME-untuned        every variant at its own value with the same seeds, for a comparison with the result; not with
+                        `Tune.untuned = False`
 OUT/NAME-confirm-tune   the tuning trials of the variants that help or hurt, with fresh tuning seeds (`--confirm`)
 OUT/NAME-confirm        these variants with fresh seeds
 """
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from t2x.base.errors import UserError
+from t2x.base.text_table import terminal_width, text_table
 from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import tuning_table
 from t2x.sweeps.records import Plan
 from t2x.sweeps.sweep import FEWEST, Sweep
-from t2x.sweeps.tune import FEWEST_SEEDS, Tuning, read_tuning
+from t2x.sweeps.tune import FEWEST_SEEDS, Tune, Tuning, read_tuning
 from t2x.sweeps.tuning import TuningPlan, extended, plan_tuning, tuned_arms
 
 StageName = Literal['', 'tune', 'untuned', 'confirm', 'confirm-tune']
@@ -32,6 +34,7 @@ class Stage:
     configs: configs of its trials by folder.
     notes: lines to print before the plan.
     tuning: the tuned values, if the stage is the first one that uses them.
+    later: number of trials of the stages that follow, as far as it is known; equal ones are counted twice.
   """
 
   name: StageName
@@ -39,11 +42,12 @@ class Stage:
   configs: Mapping[str, str]
   notes: tuple[str, ...] = ()
   tuning: Tuning | None = None
+  later: int = 0
 
   @property
   def is_last(self) -> bool:
     """Whether no other stage follows."""
-    return self.name == 'confirm' or self.plan.tuning in ('none', 'untuned')
+    return not self.later
 
 
 def folder_of(out: Path, name: str, stage: str) -> Path:
@@ -63,6 +67,8 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds | None) -> Iterator[Sta
     yield Stage('', *make_plan(sweep, measure))
     return
   inputs = yield from _tuned_stages(sweep, out, measure)
+  if not sweep.tune.untuned:
+    return
   plan, configs = make_plan(sweep, measure, inputs=inputs)
   plan = dataclasses.replace(plan, name=f'{plan.name}-untuned', tuning='untuned')
   yield Stage('untuned', plan, configs)
@@ -73,11 +79,14 @@ def _tuned_stages(
 ) -> Generator[Stage, None, set[str]]:
   """Yields the tuning and the result; returns the hyperparameters that are inputs of the programs."""
   trials, planned = out / 'trials', plan_tuning(sweep, measure)
-  notes = (_overview(sweep, planned, confirms), *planned.notes())
   name = folder_of(out, sweep.name, 'confirm' if confirms else '').name
+  notes = (_overview(sweep, planned, name, confirms), *planned.notes())
+  count = sum(len(sweep.seeds_of(arm.variant)) for arm in sweep.arms())
+  untuned = count if planned.tune.untuned and not confirms else 0
+  tune: StageName = 'confirm-tune' if confirms else 'tune'
   while True:
     plan = dataclasses.replace(planned.plan, name=f'{name}-tune')
-    yield Stage('confirm-tune' if confirms else 'tune', plan, planned.configs, notes)
+    yield Stage(tune, plan, planned.configs, notes, later=count + untuned)
     tuning = planned.result(trials)
     if tuning is None:
       continue
@@ -90,11 +99,12 @@ def _tuned_stages(
     larger = extended(sweep, planned, tuning, measure)
     if larger is None:
       break
+    notes = (notes[0], _extension(planned.tune, larger.tune), *larger.notes())
     planned = larger
   plan, configs = make_plan(sweep, measure, arms=tuned_arms(sweep, tuning), inputs=planned.inputs)
   plan = dataclasses.replace(plan, name=name, tuning='tuned')
   notes = (notes[0], tuning_table(tuning))
-  yield Stage('confirm' if confirms else '', plan, configs, notes, tuning)
+  yield Stage('confirm' if confirms else '', plan, configs, notes, tuning, untuned)
   return planned.inputs
 
 
@@ -155,18 +165,30 @@ def _fewer(seeds: int | None, count: int) -> int | None:
   return seeds if seeds is not None and seeds < count else None
 
 
-def _overview(sweep: Sweep, planned: TuningPlan, confirms: bool) -> str:
-  """Returns the numbers of trials of the tuning and of the comparison. Those of the last stage include trials of the result."""
-  name = f'{sweep.name}-confirm' if confirms else sweep.name
-  count = sum(len(sweep.seeds_of(arm.variant)) for arm in sweep.arms())
+def _overview(sweep: Sweep, planned: TuningPlan, name: str, confirms: bool) -> str:
+  """Returns the numbers of trials of the stages. Those of the last stage include trials of the result."""
+  count = str(sum(len(sweep.seeds_of(arm.variant)) for arm in sweep.arms()))
   seeds = len(sweep.tuning_seeds_of(''))
-  lines = [
-    f'  tuning: {name}-tune, {planned.num_trials} trials with {seeds} tuning seeds (up to {planned.tune.max_trials} '
-    'if the best value of a variant is the smallest or largest)',
-    f'  comparison: {name}, {count} trials at the tuned values',
+  note = f'{seeds} tuning seeds; up to {planned.tune.max_trials} if a best value is the smallest or largest'
+  rows = [
+    ('stage', 'folder', 'trials', ''),
+    ('tuning', f'{name}-tune', str(planned.num_trials), note),
+    ('comparison', name, count, 'at the tuned values'),
   ]
-  if not confirms:
-    lines[1] += f'; {name}-untuned, {count} at the own values, of which equal ones run once'
+  if planned.tune.untuned and not confirms:
+    note = 'at the own values, of which equal ones run once; Tune.untuned = False leaves them out'
+    rows.append(('untuned', f'{name}-untuned', count, note))
+  lines = [text_table(rows, '<<><', terminal_width())]
   if seeds < FEWEST_SEEDS:
-    lines.append(f'  no verdicts: they need {FEWEST_SEEDS} tuning seeds; increase Tune.seeds')
-  return '\n'.join(['stages:', *lines])
+    lines.append(f'no verdicts: they need {FEWEST_SEEDS} tuning seeds; increase Tune.seeds')
+  return '\n'.join(lines)
+
+
+def _extension(before: Tune, after: Tune) -> str:
+  """Describes the values with which a tuning was extended."""
+  values = sorted({*after.values, *after.factors} - {*before.values, *before.factors})
+  what = ' and '.join(f'{value:g}' for value in values)
+  times = ' times the own value' if after.factors else ''
+  return (
+    f'a best value is at an edge: all variants also try {" or ".join(after.names)} = {what}{times}'
+  )

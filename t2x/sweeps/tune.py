@@ -40,6 +40,8 @@ class Tune:
     keep: must be 1: every value is trained with all seeds.
     max_trials: budget of the tuning with its extensions; a plan with more trials is an error. None: twice the
       trials of the given values.
+    untuned: whether each variant is also trained at its own value with the seeds of the comparison, so that the report
+      has the verdicts before tuning.
   """
 
   parameter: Text | Annotated[Sequence[Text], NonEmpty]
@@ -49,6 +51,7 @@ class Tune:
   seeds: Count | None = None
   keep: Annotated[float, Range('0 < x <= 1')] = 1.0
   max_trials: Count | None = None
+  untuned: bool = True
 
   def __post_init__(self):
     if bool(self.values) == bool(self.factors):

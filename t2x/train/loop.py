@@ -1,6 +1,7 @@
 """The training loop of every task: train, log, checkpoint, evaluate."""
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ def train(
   verbose: bool = False,
   processes: Processes | None = None,
   program: Program | None = None,
+  quiet: bool = False,
 ) -> dict[str, Any]:
   """Trains a model; resumes from the last checkpoint if the run folder has one.
 
@@ -46,6 +48,7 @@ def train(
     verbose: also prints the table of parameters.
     processes: the processes of this run; None for a single process.
     program: compiled functions, shared by runs that differ only in the seed; None compiles them.
+    quiet: prints only the results and warnings.
 
   Returns:
     The metrics of the last evaluation.
@@ -63,10 +66,12 @@ def train(
       )
       stack.enter_context(status)
     run = TrainingRun(experiment, folder, processes, program)
-    return _run(run, config_text, verbose, start_time)
+    return _run(run, config_text, start_time, verbose, quiet)
 
 
-def _run(run: TrainingRun, config_text: str, verbose: bool, start_time: float) -> dict[str, Any]:
+def _run(
+  run: TrainingRun, config_text: str, start_time: float, verbose: bool, quiet: bool
+) -> dict[str, Any]:
   """Trains from the last checkpoint; repeats steps after a loss spike."""
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +88,7 @@ def _run(run: TrainingRun, config_text: str, verbose: bool, start_time: float) -
     while True:
       skips = read_skips(run)
       try:
-        return _train(run, rows, batches, skips, stop_requested, verbose)
+        return _train(run, rows, batches, skips, stop_requested, verbose, quiet)
       except Spike as spike:
         roll_back(run, spike, skips)
       except Fault as fault:
@@ -97,6 +102,7 @@ def _train(
   skips: list[tuple[int, int]],
   stop_requested: Callable[[], bool],
   verbose: bool,
+  quiet: bool,
 ) -> dict[str, Any]:
   """Trains from the last checkpoint to the last step, or until `stop_requested()` or early stopping."""
   trainer = run.trainer
@@ -111,9 +117,11 @@ def _train(
   # The process may have ended between the checkpoint of a step and its evaluation.
   eval_pending = _is_eval_step(trainer, start) and run.checkpoints.metrics(start) is None
   with (
-    RunLogger(run, start, saved, eval_pending) as logger,
+    RunLogger(run, start, saved, eval_pending, quiet) as logger,
     Profiler(run, start, logger) as profiler,
-    Watchdog(60 * trainer.stall_minutes, warn=logger.terminal.print) as watchdog,
+    Watchdog(
+      60 * trainer.stall_minutes, warn=functools.partial(logger.terminal.print, always=True)
+    ) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
   ):
     logger.start_screen(rows, verbose)

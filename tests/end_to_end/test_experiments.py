@@ -95,6 +95,16 @@ def test_an_evaluation_prints_its_number_of_examples_and_that_weights_are_averag
   assert json.loads(told)['eval_tokens'] == last['eval_tokens']
 
 
+def test_a_quiet_run_prints_its_results_and_logs_everything(experiment, t2x, tmp_path):
+  out = tmp_path / 'run'
+  code, stdout, stderr = t2x('train', experiment('causal_lm'), '--out', out, '--quiet')
+  assert code == 0, stderr
+  assert stdout == '' and stderr.lstrip().startswith('finished ')
+  assert 'step 6 eval' not in stderr and f't2x look {out}' in stderr
+  log = (out / 'log.txt').read_text()
+  assert all(text in log for text in ('run folder', 'step 6 eval', 'attention kernel', 'finished'))
+
+
 def test_bf16_accumulation_and_ema_train(experiment, t2x, metrics, tmp_path):
   out = tmp_path / 'run'
   flags = ['--gin.Trainer.compute_dtype=bfloat16', '--gin.Trainer.accumulate=2']

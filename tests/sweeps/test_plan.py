@@ -129,7 +129,8 @@ def test_an_unreachable_budget_is_reported_and_not_run(plan, tmp_path):
     in gated.problem
   )
   table = plan_table(made, tmp_path)
-  (row,) = (line for line in table.splitlines() if line.startswith('gated  '))
+  text, row = (line for line in table.splitlines() if line.startswith('gated  '))
+  assert 'Block.feed_forward = @GatedMLP' in text
   assert row.split()[5:7] == ['unmatched', '-']
   assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
 
@@ -217,6 +218,24 @@ def test_equal_variants_are_one_trial(plan):
   assert len({trial.folder for trial in made.trials}) == 2 == len(configs)
 
 
+def test_a_plan_of_long_names_and_many_changes_fits_the_terminal(plan, tmp_path, monkeypatch):
+  variants = """{
+    'gelu': {},
+    'a_variant_with_a_long_name_and_many_changes': {
+      'MLP.activation': @relu, 'Cosine.peak': 3e-3, 'AdamW.weight_decay': 0.1, 'Trainer.clip_norm': None,
+      'Trainer.ema_decay': 0.9,
+    },
+  }"""
+  made, _ = plan('  grid = {"d_model": [16, 32]}\n', variants=variants)
+  for width in (80, 100, 200):
+    monkeypatch.setenv('COLUMNS', str(width))
+    table = plan_table(made, tmp_path, later=4)
+    assert max(map(len, table.splitlines())) <= width
+    assert '4 trials in the stages that follow' in table
+    text = ' '.join(table.split())
+    assert 'AdamW.weight_decay = 0.1; Trainer.clip_norm = None; Trainer.ema_decay = 0.9' in text
+
+
 def test_equal_variants_are_marked_in_the_table(plan, tmp_path):
   made, _ = plan(
     '',
@@ -227,7 +246,8 @@ def test_equal_variants_are_marked_in_the_table(plan, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('seconds', 'text'), [(6.0, '0.1 minutes'), (5400.0, '90 minutes'), (3.6e6, '1,000.0 hours')]
+  ('seconds', 'text'),
+  [(6.0, '6 s'), (300.0, '5 minutes'), (5400.0, '90 minutes'), (3.6e6, '1,000.0 hours')],
 )
 def test_the_estimated_time_has_a_readable_unit(plan, tmp_path, seconds, text):
   made, _ = plan()

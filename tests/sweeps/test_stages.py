@@ -107,8 +107,17 @@ def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys
   interrupt(2)
   code, printed = run()
   # After the tuning and its extension, before the first trial of the result.
-  assert code == 75 and 'study-tune: 6 finished\nstages:' in printed.out
-  assert 'study-tune: 9 finished\n' in printed.out
+  assert code == 75
+  assert printed.out.count('differs in') == 1 == printed.out.count('stage       folder')
+  assert (
+    'study-tune: 6 finished\n\na best value is at an edge: all variants also try Cosine.peak = 90\n'
+    'study-tune: 3 of 9 trials to run'
+  ) in printed.out
+  assert 'study-tune: 9 finished\n\nvariant  tuned parameter' in printed.out
+  assert max(map(len, printed.out.splitlines())) <= 80
+  # Six trials, then three of the extension; three of the comparison and six at the own values are counted twice.
+  assert ' 6/18  gelu, peak=1e-05, seed 1000002: loss ' in printed.err
+  assert ' 9/21  gelu, peak=90.0, seed 1000002: loss ' in printed.err
   assert 'run the same command to resume' in printed.err
   before = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
   assert len(before) == 9
@@ -120,13 +129,44 @@ def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys
   assert partial['tuning']['untuned'] == '3 of 6 trials ended: 3 finished, 3 waiting'
   interrupt(9)
   code, printed = run()
-  last = printed.out.splitlines()[-1]
-  assert code == 0 and last == f'study-untuned: 6 finished; next: t2x report {out}/study'
+  assert code == 0 and 'study-untuned: 6 finished\n' in printed.out
+  text = ' '.join(printed.out.split())
+  assert 'slow is the same (within 0.1) against the baseline gelu by loss' in text
+  assert printed.out.splitlines()[-2:] == [
+    f'report  {out}/study/report.html',
+    f'next    t2x report {out}/study --figures',
+  ]
+  assert (out / 'study' / 'report.html').exists() and (out / 'study' / 'looks.json').exists()
   after = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
   assert before.items() < after.items()
   check(out, capsys)
   code = main(['report', str(out / 'study-tune')])
   assert code == 2 and 'reports the tuned sweep' in capsys.readouterr().err
+
+
+def test_the_stage_at_the_own_values_can_be_left_out(run, fake, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(InProcess, 'run', fake)
+  code, printed = run('--gin.Tune.untuned=False')
+  assert code == 0 and 'study: 3 finished' in printed.out and 'untuned' not in printed.out
+  assert '12/12  gelu' in printed.err
+  assert not (tmp_path / 'out' / 'study-untuned').exists()
+  data = report(tmp_path / 'out' / 'study', capsys)
+  assert data['rows'][1]['verdict'] == 'same' and data['tuning']['untuned'] == ''
+  text = (tmp_path / 'out' / 'study' / 'report.md').read_text()
+  assert 'at its own value with the same seeds, which have not been run' in text
+  # The trials of the comparison are those of the sweep with all stages.
+  code, printed = run()
+  assert code == 0 and '9 finished' in printed.out and '3 of 6 trials to run' in printed.out
+
+
+def test_a_quiet_sweep_prints_how_trials_ended_and_the_verdicts(run, fake, monkeypatch):
+  monkeypatch.setattr(InProcess, 'run', fake)
+  code, printed = run('--quiet')
+  assert code == 0 and printed.err == ''
+  assert printed.out.startswith(
+    'study-tune: 6 finished\nstudy-tune: 9 finished\nstudy: 3 finished\n'
+  )
+  assert 'differs in' not in printed.out and 'slow     same' in printed.out
 
 
 def test_groups_of_each_stage_run_as_job_arrays(run, fake, tmp_path, monkeypatch):
@@ -155,12 +195,12 @@ def test_verdicts_are_withheld_if_the_budget_ends_at_an_edge(
   monkeypatch.setattr(InProcess, 'run', fake)
   code, printed = run('--gin.Tune.max_trials=6')
   assert code == 0
-  assert printed.out.splitlines()[-3:] == [
-    'gelu is not tuned: the best Cosine.peak is the largest tried (0.03)',
-    'slow is not tuned: the best Cosine.peak is the largest tried (0.03)',
+  assert (
+    'gelu is not tuned: the best Cosine.peak is the largest tried (0.03) '
+    'slow is not tuned: the best Cosine.peak is the largest tried (0.03) '
     'verdicts on these, and on all variants if it is the baseline, are withheld: add values beyond, or increase '
-    'Tune.max_trials',
-  ]
+    'Tune.max_trials variant verdict'
+  ) in ' '.join(printed.out.split())
   data = report(tmp_path / 'out' / 'study', capsys)
   row = data['rows'][1]
   reason = 'not tuned: the best Cosine.peak is the largest tried'

@@ -8,12 +8,12 @@ from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.looks import record_look
-from t2x.sweeps.report.markdown import markdown
+from t2x.sweeps.report.markdown import markdown, verdict_text
 from t2x.sweeps.report.page import page, report_data
 from t2x.sweeps.report.results import Results, read_results
 from t2x.sweeps.report.tables import costs_csv, results_csv
 
-__all__ = ['Results', 'read_results', 'report_data', 'watch', 'write_report']
+__all__ = ['Results', 'read_results', 'report_data', 'verdict_text', 'watch', 'write_report']
 
 
 def write_report(

@@ -5,6 +5,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 
+from t2x.base.text_table import fold, text_table
 from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.learn_or_not import SPREAD
 from t2x.sweeps.report.agreement import agreements
@@ -227,7 +228,27 @@ def _more(seeds: int | None) -> str:
   return f'more than {MAX_SEEDS}' if seeds > MAX_SEEDS else str(seeds)
 
 
+def verdict_text(results: Results, width: int) -> str:
+  """Returns the verdicts as a text table, and the result in a sentence; only the sentence before there are verdicts.
+
+  Args:
+    results: the results.
+    width: columns of the text.
+  """
+  lines = fold(sentence(results), width)
+  if results.judged is not None:
+    header, rows = _verdict_rows(results)
+    lines = [text_table([row[:6] for row in (header, *rows)], '<<>>>>', width), '', *lines]
+  return '\n'.join(lines)
+
+
 def _verdicts(results: Results) -> str:
+  header, rows = _verdict_rows(results)
+  return '## Verdicts\n\n' + _table(header, rows, 'llrrrrrlrrrr')
+
+
+def _verdict_rows(results: Results) -> tuple[list[str], list[list[str]]]:
+  """Returns the header and the rows of the table of verdicts."""
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
   header = ['variant', 'verdict', 'difference', f'{results.level.confidence} interval', 'seeds']
@@ -242,7 +263,7 @@ def _verdicts(results: Results) -> str:
       tests.append(_more(c.more_seeds))
     own = [str(s.n), _number(s.mean, fixed), _number(s.std, fixed), row.note]
     rows.append([label(results, row), row.verdict, *compared, *own, *tests])
-  return '## Verdicts\n\n' + _table(header, rows, 'llrrrrrlrrrr')
+  return header, rows
 
 
 def _tuning(results: Results) -> str:
@@ -250,7 +271,7 @@ def _tuning(results: Results) -> str:
   if data is None:
     return ''
   seeds = data['seeds']
-  untuned = f' ({data["untuned"]})' if data['untuned'] else ', which are not planned yet'
+  untuned = f' ({data["untuned"]})' if data['untuned'] else ', which have not been run'
   text = _TUNED.format(seeds=f'{seeds[0]} to {seeds[-1]}', fewest=FEWEST_SEEDS, untuned=untuned)
   signed = f'+.{decimals(results)}f'
   verdicts, curves = [], []

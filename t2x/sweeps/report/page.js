@@ -32,7 +32,7 @@ function fillTuning() {
   byId('section-tuning').hidden = false;
   const { metric, seeds, trials, untuned } = data.tuning;
   byId('sensitivity-caption').textContent = `Mean ${metric} over the tuning seeds (${seeds.join(', ')}; not used for the verdicts) against the tuned hyperparameter; bands: 95 % t intervals. Dots: the best means. Each tuning seed chooses the value of one seed of the comparison, or of a block of seeds. ${trials} tuning trials.`;
-  byId('tuned-caption').textContent = `Differences in ${data.metric} (${better}) with simultaneous ${data.confidence} confidence intervals before tuning (every variant at its own value${untuned ? `; ${untuned}` : '; not run yet'}) and after tuning (the verdicts of this report).`;
+  byId('tuned-caption').textContent = `Differences in ${data.metric} (${better}) with simultaneous ${data.confidence} confidence intervals before tuning (every variant at its own value${untuned ? `; ${untuned}` : '; not run'}) and after tuning (the verdicts of this report).`;
 }
 
 function fillPublished() {

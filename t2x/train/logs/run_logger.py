@@ -95,6 +95,7 @@ class RunLogger(contextlib.AbstractContextManager):
     saved: `state` at that checkpoint: sums of an unfinished log interval, state of the fault detection, and
       seconds of training.
     eval_pending: whether the evaluation of the step `start` will be repeated; its lines are then removed.
+    quiet: whether only results and warnings are printed.
   """
 
   terminal: Any
@@ -104,7 +105,12 @@ class RunLogger(contextlib.AbstractContextManager):
   tensorboard: Any
 
   def __init__(
-    self, run: 'TrainingRun', start: int, saved: Mapping[str, Any], eval_pending: bool = False
+    self,
+    run: 'TrainingRun',
+    start: int,
+    saved: Mapping[str, Any],
+    eval_pending: bool = False,
+    quiet: bool = False,
   ):
     self.run, self.start, self.last = run, start, start
     self.start_time = time.monotonic() - saved.get('seconds', 0.0)
@@ -129,7 +135,7 @@ class RunLogger(contextlib.AbstractContextManager):
         self.norms = JsonLines(run.folder / 'norms.jsonl', start)
       self.trackers = [Guarded(writer, run.folder) for writer in trainer.writers]
       # Created last: a writer that raises must not leave a live line on the screen.
-      self.terminal = Terminal(trainer.num_steps, start, run.task.unit)
+      self.terminal = Terminal(trainer.num_steps, start, run.task.unit, quiet=quiet)
       self.writers = [metrics, self.tensorboard, self.terminal, *self.trackers]
     # Start of the time that the next interval's rate counts.
     self.interval_start = time.monotonic()
@@ -155,7 +161,8 @@ class RunLogger(contextlib.AbstractContextManager):
         summary = tracker_summary(self.run, metrics, seconds)
         for tracker in self.trackers:
           tracker.finish(summary)
-      self.terminal.print(end_screen(self.run, self.last, metrics, seconds, self.terminal.width))
+      screen = end_screen(self.run, self.last, metrics, seconds, self.terminal.width)
+      self.terminal.print(screen, always=True)
 
   def step(self, step: int, sums: StepSums, num_units: int, log: bool) -> None:
     """Adds a step to the current log interval.

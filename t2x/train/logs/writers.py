@@ -51,7 +51,7 @@ class Silent:
   width = 80
 
   def __getattr__(self, name: str) -> Callable[..., None]:
-    return lambda *arguments: None
+    return lambda *arguments, **settings: None
 
 
 class JsonLines:
@@ -250,6 +250,7 @@ class Terminal:
     unit: unit of the speed, 'tokens' or 'examples'.
     every: minimum seconds between two plain train lines.
     file: output stream; None for stderr.
+    quiet: shows no live line, and writes texts to the log file only, except results and warnings.
   """
 
   def __init__(
@@ -260,6 +261,7 @@ class Terminal:
     *,
     every: float = 10.0,
     file: Any = None,
+    quiet: bool = False,
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
     self._metrics_text = self._train_line = ''
@@ -269,7 +271,8 @@ class Terminal:
     # sys.stderr is read at each use: a test or a notebook may replace it.
     self._file = file
     self._console = console() if file is None else Console(file=file, highlight=False)
-    self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+    self._quiet = quiet
+    self._live = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet
     self._progress = _LiveLine(
       TextColumn('step {task.completed}/{task.total}'),
       BarColumn(None, table_column=Column(max_width=20)),
@@ -342,8 +345,11 @@ class Terminal:
       items.append('interrupted: saving and stopping')
     return '  '.join(filter(None, items))
 
-  def print(self, text: str) -> None:
-    """Prints a text above the live line."""
+  def print(self, text: str, *, always: bool = False) -> None:
+    """Prints a text above the live line; if quiet, only what is `always` printed."""
+    if self._quiet and not always:
+      log.debug(text)
+      return
     print(text, file=self._file or sys.stderr, flush=True)
 
   def close(self) -> None:

@@ -97,9 +97,12 @@ def test_a_line_that_is_being_written_is_left_out(sweep):
 def test_the_command(sweep, capsys):
   folder = sweep()
   assert main(['report', str(folder)]) == 0
-  result, progress = capsys.readouterr().out.splitlines()
-  assert result.startswith('Of 4 variants, geglu helps against the baseline vanilla by loss')
-  assert progress.startswith('25 of 25 trials ended')
+  *lines, progress = capsys.readouterr().out.splitlines()
+  header, baseline, geglu = (line.split() for line in lines[:3])
+  assert header[:3] == ['variant', 'verdict', 'difference']
+  assert (baseline[1], geglu[:2]) == ('baseline', ['geglu', 'helps'])
+  assert 'Of 4 variants, geglu helps against the baseline vanilla by loss' in ' '.join(lines)
+  assert progress.startswith('25 of 25 trials ended') and max(map(len, lines)) <= 80
   names = {'looks.json', 'results.csv', 'costs.csv', 'report.md', 'report.html', 'sweep.json'}
   assert {path.name for path in folder.iterdir()} == names
   assert main(['report', str(folder), '--json']) == 0
