@@ -66,12 +66,6 @@ class Array:
   def _source_buffers(self) -> tuple['Array', ...]:
     return tuple(dict.fromkeys(b for source in self.sources for b in source.buffers()))
 
-  def read_bytes(self, sizes: Sizes) -> int:
-    """Bytes that one device reads to compute it."""
-    if self.in_memory or self.is_slice or not self.sources:
-      return self.bytes(sizes)
-    return sum(b.bytes(sizes) for b in self.buffers())
-
   def root(self) -> 'Array':
     """Returns the array that it is a view of, or itself."""
     return self.sources[0].root() if self.is_view and not self.in_memory else self
@@ -146,7 +140,7 @@ class Operation:
     extra: bytes of operands that are gathered from other devices.
     in_place: pairs (read, written) of arrays that can share a buffer; None: all of equal size.
     is_backward: whether it belongs to the backward pass.
-    is_loop: whether it is a loop or a branch, whose time is counted inside.
+    is_loop: whether it is a loop.
   """
 
   reads: Sequence[Array]
@@ -159,10 +153,6 @@ class Operation:
   is_loop: bool = False
 
 
-# (FLOPs, bytes of memory traffic) of an operation on one device -> how often it is executed in a step.
-Work = collections.Counter[tuple[int, int]]
-
-
 @dataclasses.dataclass
 class Totals:
   """Totals of a program or of the body of a loop, on one device.
@@ -170,21 +160,16 @@ class Totals:
   Attributes:
     peak: memory at the peak by category, without inputs.
     saved: bytes that are computed from the batch and live when the backward pass starts.
-    work: operations by FLOPs and bytes of memory traffic.
+    flops: FLOPs of all products.
     collectives: bytes by (kind, mesh axes), counted as in `t2x.plan.collectives`.
     repeated: FLOPs that a CPU adds to grouped products, because it multiplies each row with the matrices of all groups.
   """
 
   peak: dict[str, int]
   saved: int
-  work: Work
+  flops: int
   collectives: collections.Counter[tuple[str, tuple[str, ...]]]
   repeated: int = 0
-
-  @property
-  def flops(self) -> int:
-    """FLOPs of all products."""
-    return sum(flops * count for (flops, _), count in self.work.items())
 
 
 class Frame:
@@ -197,8 +182,7 @@ class Frame:
   def __init__(self, sizes: Sizes):
     self.sizes = sizes
     self.operations: list[Operation] = []
-    self.work: Work = collections.Counter()
-    self.saved = 0
+    self.flops = self.saved = 0
 
   def add(self, operation: Operation) -> None:
     """Appends an operation."""
@@ -207,7 +191,7 @@ class Frame:
     self.operations.append(operation)
 
   def finish(self, outputs: Iterable[Array], owned: Iterable[Array] = ()) -> dict[str, int]:
-    """Computes the work and the memory.
+    """Computes the FLOPs and the memory.
 
     Args:
       outputs: arrays that leave the frame. They are written into buffers of the caller.
@@ -230,8 +214,7 @@ class Frame:
       for array in operation.reads:
         for buffer in array.buffers():
           buffer.last = max(buffer.last, places[id(operation)])
-      if not operation.is_loop:
-        self.work[operation.flops, self._traffic(operation)] += 1
+      self.flops += operation.flops
     for array in outputs:
       for buffer in array.buffers():
         buffer.last = end
@@ -246,11 +229,6 @@ class Frame:
     ]
     self.saved = max(self.saved, sum(a.bytes(self.sizes) for a in crossing))
     return self._peak(arrays, set(map(id, crossing)))
-
-  def _traffic(self, operation: Operation) -> int:
-    reads = {id(a): a.read_bytes(self.sizes) for a in operation.reads}
-    written = sum(a.bytes(self.sizes) for a in operation.writes if a.in_memory)
-    return sum(reads.values()) + written + operation.extra
 
   def _backward_start(self) -> int | None:
     """Returns the place of the backward loop with the largest state, or of the first backward product."""

@@ -1,17 +1,12 @@
-"""Time of a train step from the rates of a device, and the days and the price of a run."""
+"""Time of a train step from recorded steps and the rates of a device, and the days and the price of a run."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from t2x.parallel.mesh import BATCH_AXES
 from t2x.plan.collectives import MIXED, Collective
-from t2x.plan.hardware import (
-  LINK_EFFICIENCY,
-  MEMORY_EFFICIENCY,
-  PRODUCT_EFFICIENCY,
-  Device,
-)
+from t2x.plan.hardware import LINK_EFFICIENCY, RECORDED, Device, Recorded
 
 # Mesh axes whose collectives of parameters and gradients can run beside products.
 OVERLAPPED = frozenset(BATCH_AXES)
@@ -22,7 +17,7 @@ class StepTime:
   """Seconds of a step.
 
   Attributes:
-    compute: products and memory traffic.
+    compute: products, and operations beside them.
     overlapped: collectives over the axes that split the batch, except all-to-all, which moves activations.
     exposed: other collectives, whose results the next operation needs.
   """
@@ -42,25 +37,39 @@ class StepTime:
     return self.compute + self.overlapped + self.exposed
 
 
+def nearest_recorded(
+  flops: float, experts: bool, recorded: Sequence[Recorded] = RECORDED
+) -> Recorded:
+  """Returns the recorded step with the nearest number of model FLOPs per token, relative to it.
+
+  Args:
+    flops: model FLOPs per token.
+    experts: whether the model is a mixture of experts.
+    recorded: recorded steps.
+  """
+  alike = [run for run in recorded if run.experts == experts]
+  return min(alike, key=lambda run: abs(math.log(flops / run.flops)))
+
+
 def step_time(
-  work: Mapping[tuple[int, int], int],
+  flops: int,
+  mfu: float,
   communication: Iterable[Collective],
   device: Device,
   mesh_shape: Mapping[str, int],
 ) -> StepTime:
   """Estimates the time of a step.
 
-  Each operation takes the longer of its products at the peak rate and its memory traffic at the peak bandwidth, both
-  times an efficiency. Each collective takes the longer of its bytes inside and between the domains of the links.
+  The products have the MFU of a recorded step, which contains its other operations. Each collective takes the longer of its
+  bytes inside and between the domains of the links.
 
   Args:
-    work: operations by (FLOPs, bytes of memory traffic), with their numbers.
+    flops: FLOPs of the products of the step on one device.
+    mfu: model FLOPs utilisation of a recorded step.
     communication: collectives of the step.
     device: the accelerator.
     mesh_shape: number of devices by mesh axis.
   """
-  rate, bandwidth = device.peak * PRODUCT_EFFICIENCY, device.memory_bandwidth * MEMORY_EFFICIENCY
-  compute = sum(max(flops / rate, size / bandwidth) * n for (flops, size), n in work.items())
   overlapped = exposed = 0.0
   for collective in communication:
     seconds = collective_seconds(collective, device, mesh_shape)
@@ -68,7 +77,7 @@ def step_time(
       overlapped += seconds
     else:
       exposed += seconds
-  return StepTime(compute, overlapped, exposed)
+  return StepTime(flops / (device.peak * mfu), overlapped, exposed)
 
 
 def collective_seconds(

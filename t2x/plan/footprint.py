@@ -32,7 +32,6 @@ class Footprint:
       saved activations, temporaries.
     saved: arrays that are computed from the batch and live when the backward pass starts.
     flops: FLOPs of all products, recomputation included.
-    work: operations by (FLOPs, bytes of memory traffic), with their numbers.
     collectives: bytes by (kind, mesh axes).
     repeated: FLOPs that a CPU adds to grouped products (`jax.lax.ragged_dot`), which it computes for every group.
   """
@@ -43,7 +42,6 @@ class Footprint:
   peak: Mapping[str, int]
   saved: int
   flops: int
-  work: Mapping[tuple[int, int], int]
   collectives: Mapping[tuple[str, tuple[str, ...]], int]
   repeated: int = 0
 
@@ -86,7 +84,6 @@ def footprint(program: Program, target: str | None = None) -> Footprint:
     peak=totals.peak,
     saved=totals.saved,
     flops=totals.flops,
-    work=totals.work,
     collectives=totals.collectives,
     repeated=totals.repeated,
   )

@@ -8,15 +8,40 @@ import dataclasses
 from t2x.base.errors import UserError
 from t2x.train.logs.flops import PEAK_FLOPS
 
-__all__ = ['DEVICES', 'Device', 'device']
+__all__ = ['DEVICES', 'RECORDED', 'Device', 'Recorded', 'device']
 
-# A share of the peak rates is reached: 0.78 to 0.81 of the peak for one large product on an H200
-# (770 to 800 of 989 TFLOP/s), less for small ones. Other efficiencies are assumptions.
-PRODUCT_EFFICIENCY = 0.8
-MEMORY_EFFICIENCY = 0.85
+# An assumption.
 LINK_EFFICIENCY = 0.8
 # Of the memory of a device: t2x's setting for GPUs (`t2x.process.gpu_flags`).
 USABLE_MEMORY = 0.92
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+  """A recorded train step of a GPT-2 in bfloat16 on one device.
+
+  Attributes:
+    name: number of parameters.
+    flops: model FLOPs per token, as in `t2x.train.logs.flops`.
+    mfu: model FLOPs utilisation.
+    experts: whether the model is a mixture of experts.
+    kind: the device.
+  """
+
+  name: str
+  flops: float
+  mfu: float
+  experts: bool = False
+  kind: str = 'h100'
+
+
+# From experiments/speed/results/h100.md.
+RECORDED = (
+  Recorded('124M', 798087168, 0.3565),
+  Recorded('350M', 2272149504, 0.42),
+  Recorded('1.3B', 8470167552, 0.5137),
+  Recorded('124M', 798861312, 0.215, experts=True),
+)
 
 
 @dataclasses.dataclass(frozen=True)

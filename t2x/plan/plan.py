@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from t2x.base.errors import UserError
 from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled
-from t2x.plan.cost import RunCost, StepTime, step_time
+from t2x.plan.cost import RunCost, StepTime
 from t2x.plan.hardware import Device
-from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
+from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives, no_time
 
 __all__ = ['Plan', 'Request', 'make_plan']
 
@@ -89,10 +89,8 @@ def make_plan(request: Request, log: Callable[[str], None]) -> Plan:
     UserError: parts of the experiment do not fit each other, or it cannot be compiled.
   """
   planner = Planner(request.files, request.overrides, request.num_devices, request.device)
-  if request.search and planner.base.time is None:
-    raise UserError(
-      '--search ranks by time, which is estimated for bfloat16 only: add t2x:precision/bf16.gin'
-    )
+  if request.search and (reason := no_time(planner.base.program)) is not None:
+    raise UserError(f'--search ranks by time, which is unknown: {reason}')
   finish = _Finisher(planner, request, log)
   base = finish(planner.base, required=True)
   changes, best, num_tried = [], [], 0
@@ -128,10 +126,9 @@ class _Finisher:
         error = str(failure)
     device, cost, time = request.device, None, variant.time
     fits = None if device is None else self.planner.fits(variant)
+    if device is not None and compiled is not None:
+      time = variant.step_time(compiled.collectives, device)
     if device is not None and time is not None:
-      if compiled is not None:
-        work, shape = variant.footprint.work, variant.mesh_shape
-        time = step_time(work, compiled.collectives, device, shape)
       cost = variant.run_cost(time.estimate, device, request.tokens, request.price)
     return Planned(variant, fits, compiled, time, cost, error)
 

@@ -12,9 +12,9 @@ from t2x.models import Stack
 from t2x.parallel.mesh import BATCH_AXES, MESH_AXES
 from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled, compile_step
-from t2x.plan.cost import RunCost, StepTime, run_cost, step_time
+from t2x.plan.cost import RunCost, StepTime, nearest_recorded, run_cost, step_time
 from t2x.plan.footprint import Footprint, footprint
-from t2x.plan.hardware import Device
+from t2x.plan.hardware import RECORDED, Device, Recorded
 from t2x.train import Program
 from t2x.train.checks import check_vocabulary
 from t2x.train.logs.flops import step_flops, step_tokens
@@ -24,6 +24,9 @@ POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention
 # Of the traced total, whose temporaries are an estimate: it was within this share of the compiled total where the
 # compiler for CPUs adds no conversions (tests/plan/test_footprint.py).
 FIT_MARGIN = 0.1
+# A model with fewer FLOPs per token than the smallest recorded one by more than this factor has no estimated time: its small
+# operations take time that FLOPs do not show.
+SMALLER = 4
 # Number of variants that are compiled.
 NUM_COMPILED = 3
 
@@ -36,7 +39,7 @@ class Variant:
     bindings: its settings, `NAME=VALUE` each; () for the experiment itself.
     program: shapes and functions of the experiment.
     footprint: memory, products and collectives from the traced program.
-    time: seconds of a step; None without a device, or if its rate for the compute dtype is unknown.
+    time: seconds of a step; None without a device, or for the reason that `no_time` returns.
   """
 
   bindings: tuple[str, ...]
@@ -48,6 +51,21 @@ class Variant:
   def mesh_shape(self) -> dict[str, int]:
     """Number of devices by mesh axis."""
     return dict(self.program.mesh.shape)
+
+  @property
+  def recorded(self) -> Recorded:
+    """The recorded step with whose MFU the time is estimated."""
+    infos = self.program.blueprint.infos.values()
+    experts = any(info.active < 1 for info in infos if info.kind != 'table')
+    return nearest_recorded(self.program.flops.visible, experts)
+
+  def step_time(self, communication: Iterable[Collective], device: Device) -> StepTime | None:
+    """Returns the time of a step with these collectives; None for the reason that `no_time` returns."""
+    if no_time(self.program) is not None:
+      return None
+    return step_time(
+      self.footprint.flops, self.recorded.mfu, communication, device, self.mesh_shape
+    )
 
   @property
   def accumulate(self) -> int:
@@ -108,7 +126,7 @@ class Planner:
 
   def _traced(self, bindings: tuple[str, ...]) -> Variant:
     experiment = read_experiment(self.files, [*self.overrides, *bindings])
-    _, task, trainer = experiment.complete()
+    _, task, _ = experiment.complete()
     check_vocabulary(task)
     required = experiment.mesh.num_devices
     if required is not None and self.num_devices not in (None, required):
@@ -117,11 +135,11 @@ class Planner:
       )
     program = Program(experiment, mesh=experiment.mesh.abstract(self.num_devices))
     traced = footprint(program, None if self.device is None else self.device.platform)
-    time = None
-    if self.device is not None and trainer.compute_dtype == 'bfloat16':
-      shape = dict(program.mesh.shape)
-      time = step_time(traced.work, expected_collectives(traced, shape), self.device, shape)
-    return Variant(bindings, program, traced, time)
+    variant = Variant(bindings, program, traced, None)
+    if self.device is None:
+      return variant
+    communication = expected_collectives(traced, variant.mesh_shape)
+    return dataclasses.replace(variant, time=variant.step_time(communication, self.device))
 
   def compile(self, variant: Variant) -> Compiled:
     """Compiles a variant for fake devices.
@@ -217,6 +235,19 @@ class Planner:
         sizes = (f'Mesh.{axis}={count}' for axis, count in full.items())
         result[tuple(full.values())] = ('Experiment.mesh=@Mesh()', *sizes)
     return list(result.values())
+
+
+def no_time(program: Program) -> str | None:
+  """Returns why the time of a step is not estimated, or None."""
+  smallest, flops = min(run.flops for run in RECORDED), program.flops.visible
+  if program.trainer.compute_dtype != 'bfloat16':
+    return 'the peak rates are those of bfloat16: add t2x:precision/bf16.gin'
+  if SMALLER * flops < smallest:
+    return (
+      f'{flops / 1e9:.2g} GFLOPs per token are fewer than a quarter of those of the smallest recorded model, '
+      f'{smallest / 1e9:.2g}: its operations are too small to estimate their time by FLOPs'
+    )
+  return None
 
 
 def expected_collectives(traced: Footprint, mesh_shape: dict[str, int]) -> list[Collective]:

@@ -7,15 +7,9 @@ from t2x.base.hyperparameters import in_step
 from t2x.base.text_table import text_table
 from t2x.parallel.report import format_bytes
 from t2x.plan.cost import collective_seconds
-from t2x.plan.hardware import (
-  LINK_EFFICIENCY,
-  MEMORY_EFFICIENCY,
-  PRODUCT_EFFICIENCY,
-  USABLE_MEMORY,
-  Device,
-)
+from t2x.plan.hardware import LINK_EFFICIENCY, USABLE_MEMORY, Device
 from t2x.plan.plan import Plan, Planned, communication
-from t2x.plan.planner import FIT_MARGIN, Variant, rows_per_device
+from t2x.plan.planner import FIT_MARGIN, SMALLER, Variant, no_time, rows_per_device
 from t2x.train.logs.flops import CONVENTION, step_flops, step_tokens
 from t2x.train.logs.summary import attention_kernels
 
@@ -139,11 +133,11 @@ def _operations(planned: Planned, device: Device | None) -> str:
 def _time(planned: Planned) -> str:
   variant, time, cost = planned.variant, planned.time, planned.cost
   if time is None or cost is None:
-    return 'time: unknown, because the peak rates are those of bfloat16: add t2x:precision/bf16.gin'
+    return f'time: unknown, because {no_time(variant.program)}'
   size = variant.program.mesh.size
   lines = [
-    f'time per step (traced operations, {"traced" if planned.compiled is None else "compiled"} collectives, assumed '
-    f'rates): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
+    f'time per step (products at the MFU of the nearest recorded step, {variant.recorded.mfu:.1%}; '
+    f'{"traced" if planned.compiled is None else "compiled"} collectives): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
     f'MFU {cost.mfu:.1%} ({CONVENTION}), {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
@@ -162,7 +156,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _variants(variants: tuple[Planned, ...]) -> str:
-  rows = [('settings', 'fits', 'traced', 'compiled', 'time, assumed rates', 'MFU')]
+  rows = [('settings', 'fits', 'traced', 'compiled', 'estimated time', 'MFU')]
   for planned in variants:
     compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
     rows.append(
@@ -223,17 +217,31 @@ def assumptions(plan: Plan) -> list[str]:
     return lines
   lines += [
     f'{device.kind}: {format_bytes(int(device.memory))} of memory, of which {USABLE_MEMORY:.0%} are usable, '
-    f'{device.peak / 1e12:g} TFLOP/s (bfloat16, dense), {device.memory_bandwidth / 1e9:g} GB/s; sends '
+    f'{device.peak / 1e12:g} TFLOP/s (bfloat16, dense); sends '
     f'{device.link / 1e9:g} GB/s inside its domain of {device.domain:,} devices, {device.network / 1e9:g} '
     f'GB/s outside ({device.source})',
-    f'compute: each operation takes the longer of its products at {PRODUCT_EFFICIENCY:.0%} of the peak and its memory '
-    f'traffic at {MEMORY_EFFICIENCY:.0%} of the bandwidth, one after the other; attention reads and writes only its '
-    'inputs and outputs',
+    *_recorded(variant, device),
     f'collectives: rings at {LINK_EFFICIENCY:.0%} of the bandwidth, neighbours in the mesh in one domain; those over '
     'data and fsdp run beside the compute, others do not',
     'not included: data, evaluation, checkpoints, compilation, failures',
   ]
   return lines
+
+
+def _recorded(variant: Variant, device: Device) -> list[str]:
+  """Returns the recorded step behind the time, and how far the model is from it."""
+  if no_time(variant.program) is not None:
+    return []
+  run, flops = variant.recorded, variant.program.flops.visible
+  line = (
+    f'compute: the products of the step at {run.mfu:.1%} of the peak, the MFU of a recorded step of a '
+    f'{"mixture of experts" if run.experts else "GPT-2"} of {run.name} parameters, {run.flops / 1e9:.3g} GFLOPs per token, on '
+    f'one {run.kind}; this model: {flops / 1e9:.3g}'
+  )
+  far = not 1 / SMALLER <= flops / run.flops <= SMALLER
+  unlike = [f'no step on a {device.kind}'] if device.kind != run.kind else []
+  unlike += ['no step of a model of this size'] if far else []
+  return [line + (f'. Recorded is {" and ".join(unlike)}' if unlike else '')]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

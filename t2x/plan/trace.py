@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2x.parallel.mesh import BATCH_AXES, as_tuple
-from t2x.plan.arrays import Array, Frame, Operation, Totals, Work, constant, itemsize, stacked
+from t2x.plan.arrays import Array, Frame, Operation, Totals, constant, itemsize, stacked
 from t2x.plan.rules import (
   COLLECTIVES,
   EXPENSIVE,
@@ -61,12 +61,10 @@ class Walker:
     frame = _FrameWalker(self)
     outputs = frame.inline(jaxpr, inputs, is_backward)
     peak = frame.frame.finish(outputs, outputs if owned else ())
-    work = frame.work + frame.frame.work
     # Loops over tiles visit each tile in at most one loop.
-    if frame.unknown:
-      work += max(frame.unknown, key=lambda w: sum(f * n for (f, _), n in w.items()))
+    flops = frame.flops + frame.frame.flops + max(frame.unknown, default=0)
     saved = max(frame.saved, frame.frame.saved)
-    return outputs, Totals(peak, saved, work, frame.collectives, frame.repeated)
+    return outputs, Totals(peak, saved, flops, frame.collectives, frame.repeated)
 
 
 class _FrameWalker:
@@ -75,10 +73,9 @@ class _FrameWalker:
   def __init__(self, walker: Walker):
     self.walker, self.sizes = walker, walker.sizes
     self.frame = Frame(walker.sizes)
-    self.work: Work = collections.Counter()
-    self.unknown: list[Work] = []
+    self.unknown: list[int] = []
     self.collectives: collections.Counter = collections.Counter()
-    self.saved = self.repeated = 0
+    self.flops = self.saved = self.repeated = 0
     self.gathered: dict[tuple[int, tuple[str, ...]], Array] = {}
 
   def inline(self, closed: Any, inputs: Sequence[Array], is_backward: bool) -> list[Array]:
@@ -210,11 +207,10 @@ class _FrameWalker:
         is_loop=True,
       )
     )
-    work: Work = collections.Counter({key: n * length for key, n in totals.work.items()})
     if is_unknown:
-      self.unknown.append(work)
+      self.unknown.append(totals.flops * length)
     else:
-      self.work += work
+      self.flops += totals.flops * length
     for key, size in totals.collectives.items():
       self.collectives[key] += size * length
     self.repeated += totals.repeated * length
@@ -251,7 +247,7 @@ class _FrameWalker:
   def _kernel(
     self, equation: Any, inner: Any, inputs: list[Array], is_backward: bool
   ) -> list[Array]:
-    """Adds a call whose memory traffic is that of its inputs and outputs."""
+    """Adds a call that reads its inputs from memory and writes its outputs there."""
     own = [a.as_input() for a in inputs]
     outputs, totals = self.walker.walk(inner, own, owned=True, is_backward=is_backward)
     results = [a.as_result(a.shape, a.spec) for a in outputs]

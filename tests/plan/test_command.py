@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t2x.cli import main
-from tests.plan.tiny import FILES, SETTINGS, mesh_file
+from tests.plan.tiny import FILES, LARGE, SETTINGS, mesh_file
 
 GIN = [f'--gin.{setting}' for setting in SETTINGS]
 
@@ -23,7 +23,8 @@ def test_the_json_has_memory_time_and_cost(capsys):
     '--dry',
     '--json',
   ]
-  assert main(['plan', *FILES, mesh_file('fsdp'), *GIN, *options]) == 0
+  gin = [f'--gin.{setting}' for setting in LARGE]
+  assert main(['plan', *FILES, mesh_file('fsdp'), *gin, *options]) == 0
   plan = json.loads(capsys.readouterr().out)
   experiment = plan['experiment']
   sizes = experiment['bytes_per_device']
@@ -37,7 +38,7 @@ def test_the_json_has_memory_time_and_cost(capsys):
     'all-gather',
     'reduce-scatter',
   }
-  assert plan['assumptions']
+  assert 'Recorded is no step on a v5e' in ' '.join(plan['assumptions'])
 
 
 @pytest.mark.nightly

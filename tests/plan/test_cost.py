@@ -35,18 +35,17 @@ def test_collectives_take_the_longer_of_fast_and_slow_links(one, seconds):
 
 def test_only_collectives_of_parameters_and_gradients_overlap_with_compute():
   """Those over the axes that split the batch, except the vectors that move to experts."""
-  work = {(int(989e12 * 0.8), 1): 1, (0, int(3350e9 * 0.85)): 2}
   ones = [collective('all-gather', 'fsdp', members=4, size=10**12)]
   ones += [collective('all-reduce', 'tensor', members=4, size=10**11)]
   ones += [collective('all-to-all', 'fsdp', members=4, size=10**11)]
-  time = step_time(work, ones, H100, MESH)
-  assert time.compute == pytest.approx(3)
+  time = step_time(3 * int(989e12), 0.5, ones, H100, MESH)
+  assert time.compute == pytest.approx(6)
   assert time.overlapped == pytest.approx(1000 * 0.5 / 100 / 0.8)
   exposed = 2 * 100 * 0.75 / 450 / 0.8 + 100 * 0.5 / 100 / 0.8
   assert time.exposed == pytest.approx(exposed)
   assert time.estimate == pytest.approx(time.overlapped + time.exposed)
-  assert time.slowest == pytest.approx(3 + time.overlapped + time.exposed)
-  experts = step_time({}, [collective('all-reduce', 'data', 'expert', members=8)], H100, MESH)
+  assert time.slowest == pytest.approx(6 + time.overlapped + time.exposed)
+  experts = step_time(0, 0.5, [collective('all-reduce', 'data', 'expert', members=8)], H100, MESH)
   assert experts.exposed == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.plan import DEVICES, Request, make_plan, report
 from t2x.plan.planner import Planner
-from tests.plan.tiny import FILES, FLOAT32, SETTINGS, mesh_file
+from tests.plan.tiny import FILES, FLOAT32, LARGE, SETTINGS, mesh_file
 
 H100 = DEVICES['h100']
 
@@ -43,9 +43,9 @@ def test_a_device_smaller_than_the_state_has_no_change_that_fits(base):
 
 
 @pytest.mark.nightly
-def test_the_search_returns_the_fastest_variants_that_fit(base):
-  device = device_with(base.footprint.total / 2)
-  settings = [*SETTINGS, 'Trainer.batch_size=64']
+def test_the_search_returns_the_fastest_variants_that_fit():
+  device = device_with(Planner(FILES, LARGE, 1, H100).base.footprint.total / 2)
+  settings = [*LARGE, 'Trainer.batch_size=64']
   request = Request([*FILES, mesh_file('fsdp')], settings, 8, device, search=True, dry=True)
   plan = make_plan(request, lambda line: None)
   times = [one.variant.time.estimate for one in plan.best]
@@ -61,6 +61,12 @@ def test_without_the_rate_of_a_dtype_there_is_no_time():
   plan = make_plan(Request(FILES, [*SETTINGS, FLOAT32], 1, H100, dry=True), lambda line: None)
   assert plan.base.cost is None
   assert 'time: unknown' in report(plan)
+
+
+def test_a_search_without_a_time_is_refused():
+  request = Request(FILES, SETTINGS, 1, H100, search=True, dry=True)
+  with pytest.raises(UserError, match=r'ranks by time, which is unknown: .* are fewer than'):
+    make_plan(request, lambda line: None)
 
 
 def test_devices_that_the_mesh_does_not_use_are_refused():

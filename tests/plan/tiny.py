@@ -18,6 +18,8 @@ SETTINGS = (
   'CausalLM.length=128',
   'Trainer.batch_size=16',
 )
+# A model whose time is estimated.
+LARGE = (*SETTINGS, 'd_model=1024', 'MLP.hidden_dim=4096')
 FLOAT32 = "Trainer.compute_dtype='float32'"
 
 
