@@ -49,14 +49,14 @@ def _single(results: Results, row: Row) -> str:
   withheld = row.comparison.withheld if row.comparison else ''
   verdict = {
     'same': f'is the same (within {results.plan.margin or 0:g})',
-    'inconclusive': 'is inconclusive (the data cannot tell)',
+    'inconclusive': 'is inconclusive',
     'withheld': f'has no verdict ({withheld})',
   }.get(row.verdict, row.verdict)
   return f'{label(results, row)} {verdict} against {_baseline(results)}{_size(results, row)}'
 
 
 def _several(results: Results, compared: Sequence[Row]) -> str:
-  """Returns the largest effect, with its difference, then the other verdicts."""
+  """Returns the largest effect, with its difference, then all further verdicts."""
   rows: dict[str, list[Row]] = collections.defaultdict(list)
   for row in sorted(compared, key=_magnitude, reverse=True):
     rows[row.verdict].append(row)
@@ -84,7 +84,7 @@ def _several(results: Results, compared: Sequence[Row]) -> str:
     is_same = f'{"is" if len(same) == 1 else "are"} the same (within {results.plan.margin or 0:g})'
     parts.append(f'{_names(results, same)} {is_same}')
   if unclear := rows['inconclusive']:
-    parts.append(f'for {_names(results, unclear)} the data cannot tell (inconclusive)')
+    parts.append(f'{_names(results, unclear)} {"is" if len(unclear) == 1 else "are"} inconclusive')
   reasons: dict[str, list[Row]] = collections.defaultdict(list)
   for row in rows['withheld']:
     reasons[row.comparison.withheld if row.comparison else ''].append(row)

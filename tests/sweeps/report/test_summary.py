@@ -25,7 +25,7 @@ def test_the_sentence_names_the_variant_its_difference_the_other_verdicts_and_a_
   results = read_results(folder)
   assert sentence(results) == (
     'Of 4 variants, geglu helps against the baseline vanilla by loss (lower is better): '
-    f'{size_of(results.rows[1])}; rezero hurts; for relu and fixup the data cannot tell (inconclusive); 5 seeds each; '
+    f'{size_of(results.rows[1])}; rezero hurts; relu and fixup are inconclusive; 5 seeds each; '
     f'matched parameters, largest deviation 0.80 %; {CAUTION}.'
   )
   change_plan(folder, margin=0.1, matched='')
@@ -47,7 +47,10 @@ def test_the_largest_effect_comes_first(sweep):
   ('effects', 'start'),
   [
     ({'a': 0.2, 'b': 0.3}, 'Of 2 variants, none helps against {}, and b hurts most: {}, then a; '),
-    ({'a': 0.0, 'b': 0.3}, 'Of 2 variants, none helps against {}, and b hurts: {}; for a the data'),
+    (
+      {'a': 0.0, 'b': 0.3},
+      'Of 2 variants, none helps against {}, and b hurts: {}; a is inconclusive',
+    ),
     (
       {'a': 0.0, 'b': 0.001},
       'Of 2 variants, none helps or hurts verifiably against {}; the largest difference is that of ',
@@ -70,7 +73,7 @@ def test_a_sweep_in_which_nothing_is_certain_says_so_once(sweep):
   effects = {'vanilla': 0.0, 'a': 0.0, 'b': 0.001}
   text = sentence(read_results(sweep(effects=effects, diverged=('', 0))))
   assert text.startswith('Of 2 variants, none helps or hurts verifiably against ')
-  assert '; for all of them the data cannot tell (inconclusive); 5 seeds each; ' in text
+  assert '; all of them are inconclusive; 5 seeds each; ' in text
 
 
 def test_the_sentence_of_a_partial_grid(sweep):
@@ -80,7 +83,7 @@ def test_the_sentence_of_a_partial_grid(sweep):
   assert text.startswith(
     'No verdict yet against the baseline vanilla by loss (lower is better): 12 of 16 trials '
   )
-  assert 'helps' not in text and 'cannot tell' not in text
+  assert 'helps' not in text and 'inconclusive' not in text
 
 
 def test_the_sentence_of_a_grid_with_failed_trials(sweep, change_trial):
@@ -92,7 +95,7 @@ def test_the_sentence_of_a_grid_with_failed_trials(sweep, change_trial):
   assert text.startswith(
     'Of 2 comparisons (1 variant at 2 points of the grid), geglu (num_layers = 2) helps '
   )
-  assert 'for geglu (num_layers = 4) the data cannot tell' in text
+  assert 'geglu (num_layers = 4) is inconclusive' in text
 
 
 def test_stability_has_the_mean_and_the_range_of_tau(sweep):
@@ -137,7 +140,4 @@ def test_reasons_without_a_verdict_are_in_the_sentence(sweep):
   ]  # fmt: skip
   text = sentence(dataclasses.replace(results, rows=rows))
   assert text.startswith('Of 4 variants, none helps against ') and 'and rezero hurts: ' in text
-  assert (
-    'for fixup the data cannot tell (inconclusive); for geglu and relu the verdict is withheld '
-    f'({reason}); ' in text
-  )
+  assert f'fixup is inconclusive; for geglu and relu the verdict is withheld ({reason}); ' in text
