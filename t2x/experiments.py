@@ -156,24 +156,24 @@ def record_run(folder: Path, config: config_lib.Config, data: Mapping[str, str])
   config_lib.write_resolved(folder, content, config.used.imported)
 
 
-def data_of(experiment: 'Experiment', known: dict[str, str] | None = None) -> dict[str, str]:
+def data_of(experiment: 'Experiment', cache: dict[str, str] | None = None) -> dict[str, str]:
   """Returns the fingerprint of each source that an experiment trains on or evaluates with, by its settings.
 
-  It is empty if a source cannot be read, for which training has an error message.
+  Returns {} if a source cannot be read; training then reports the error.
 
   Args:
     experiment: the experiment.
-    known: fingerprints that were computed before, to which those of this experiment are added.
+    cache: earlier fingerprints, to which this call adds new fingerprints.
   """
-  known = {} if known is None else known
+  cache = {} if cache is None else cache
   tasks = [experiment.task, *(item.task for item in experiment.evaluations.values())]
   parts = [part for task in tasks if task is not None for part in task.parts.values()]
   sources = {part.source.describe(): part.source for part in parts}
   try:
-    known |= {name: one.fingerprint() for name, one in sources.items() if name not in known}
+    cache |= {name: source.fingerprint() for name, source in sources.items() if name not in cache}
   except UserError:
     return {}
-  return {name: known[name] for name in sources}
+  return {name: cache[name] for name in sources}
 
 
 def binds_sweep(file: str | Path) -> bool:

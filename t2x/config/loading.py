@@ -33,11 +33,11 @@ class Config:
     root: the resolved tree (a `Call`, or the value of a macro root).
     statements: all statements in reading order, including overridden ones.
     imports: import statements of the user's modules.
-    files: real paths of the gin files, with those that they include.
+    files: real paths of the gin files and their includes.
     folders: search folders of the user's modules.
     bindings: the table of bindings.
     replaced: bindings of parts that a later file or the command line replaces.
-    used: the user's modules that count.
+    used: the user's modules on which the config depends.
   """
 
   root: Any
@@ -104,12 +104,12 @@ def load(
     overrides: `NAME=VALUE` each, as after `--gin.`; they override files, including scoped bindings.
     registry_modules: modules whose `__all__` configs may use.
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
-    base: a complete config of some of these files, whose parts the other files and the overrides may
+    base: a complete config of some of these files, with parts that the remaining files and the overrides may
       replace; bindings that only the base uses are then not an error.
     without: exported names of these modules that configs must not use.
-    folders: search folders of the user's modules, besides the working directory, for the modules as they are now;
-      None: the folders of the files and those that they name, for modules with the digests that the files name.
-    overriding: those of the files that override scoped bindings of other files, as `overrides` do.
+    folders: search folders of today's versions of the user's modules, besides the working directory; None: the folders of
+      the files and the folders that they name, for modules with the digests in the files.
+    overriding: files whose bindings override scoped bindings of other files, as `overrides` do.
 
   Raises:
     UserError: one line per error, sorted by file and line.

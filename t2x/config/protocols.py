@@ -1,5 +1,5 @@
-"""Checks that classes implement protocols: methods, their arguments, and properties; adapts those that lack arguments
-which a protocol has gained."""
+"""Checks that classes implement protocols: methods, their arguments, and properties; adapts classes written before a protocol
+gained an argument."""
 
 import functools
 import inspect
@@ -106,7 +106,7 @@ def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
 
 
 def _protocols(hint: Any) -> Iterator[type]:
-  """Yields the protocols in an annotation, and those that its classes declare."""
+  """Yields the protocols in an annotation, and the declared protocols of its classes."""
   hint = plain_hint(hint)
   if is_protocol(hint):
     yield hint
@@ -193,7 +193,7 @@ def _call_misfit(own: Any, required: Any) -> str | None:
 
 
 def _arguments(method: Any) -> tuple[list[str], list[str]]:
-  """Returns the arguments of a method that are passed by position, and those that are passed by name."""
+  """Returns the positional arguments of a method, and the arguments passed by name."""
   parameters = inspect.signature(method).parameters.values()
   by_position = [
     p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)

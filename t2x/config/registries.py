@@ -84,17 +84,17 @@ class Registry:
     return sorted(full for full, obj in objects.items() if id(obj) in self._own)
 
   def home_of(self, part: Part) -> tuple[str, str]:
-    """Returns the module and the qualified name of a part of the user's; '' and the name for a part of t2x."""
+    """Returns the module and qualified name of a user's part; '' and the name for a part of t2x."""
     obj = part.obj
     if id(obj) in self._own:
       return '', part.name
     module, name = getattr(obj, '__module__', None), getattr(obj, '__qualname__', '')
-    found = sys.modules.get(module or '')
+    target = sys.modules.get(module or '')
     for step in name.split('.'):
-      found = getattr(found, step, None)
-    if found is obj:
+      target = getattr(target, step, None)
+    if target is obj:
       return str(module), name
-    # An object without a name of its own, such as a partial function, has that of its module's variable.
+    # A nameless object, such as a partial function, has the name of its module's variable.
     fulls = (full.rpartition('.') for full, other in self._names[part.name].items() if other is obj)
     module, _, name = min(
       (full for full in fulls if full[0] in sys.modules), default=('', '', part.name)
@@ -118,11 +118,11 @@ class Registry:
   def load(
     self, imports: Iterable[Import], folders: Iterable[str], pins: Sequence[Pin] = ()
   ) -> list[Finding]:
-    """Imports the user's modules; returns one finding for each that cannot be imported.
+    """Imports the user's modules; returns one finding per failed import.
 
     Args:
       imports: the import statements.
-      folders: the folders of the gin files and those that they name.
+      folders: folders of the gin files, and the folders that these name.
       pins: digests of the user's modules.
     """
     search, imports = Search(folders, pins), [*imports]

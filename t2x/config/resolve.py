@@ -236,7 +236,7 @@ class Resolver:
     return Argument(value, None) if is_factory else None
 
   def _check_required(self, call: Call, user: str) -> None:
-    """Reports required parameters without a value, except those that the enclosing part passes."""
+    """Reports required parameters without a value, except parameters that the enclosing part passes."""
     if not self.bindings.complete:
       return
     part = call.part

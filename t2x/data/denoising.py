@@ -139,7 +139,7 @@ class PermuteSentences(Noise):
 
   Attributes:
     ends: texts that end a sentence.
-    rate: fraction of the sentences that are shuffled, rounded up; the others keep their places.
+    rate: fraction of the sentences to shuffle, rounded up; the rest keeps its places.
   """
 
   ends: Annotated[Sequence[Text], NonEmpty] = ('.', '!', '?', '\n')
@@ -197,7 +197,7 @@ class ShuffleTokens(Noise):
   """Shuffles tokens among their places: rate * their number, rounded up.
 
   Attributes:
-    rate: fraction of the tokens that are shuffled; the others keep their places.
+    rate: fraction of the tokens to shuffle; the rest keeps its places.
   """
 
   rate: Share = 1.0
@@ -247,7 +247,7 @@ def ids_with(tokenizer: Tokenizer, texts: tuple[str, ...], setting: str) -> tupl
   """Returns the tokens whose text contains one of `texts`.
 
   Raises:
-    UserError: there are none.
+    UserError: no token contains one of them.
   """
   decoded = ((i, tokenizer.decode([i])) for i in range(tokenizer.vocab_size))
   ids = tuple(i for i, text in decoded if any(part in text for part in texts))

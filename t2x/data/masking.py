@@ -109,7 +109,7 @@ class OrderTokens:
 
 
 def mask_id(tokenizer: Tokenizer) -> int:
-  """Returns the id of the mask token; raises UserError if there is none."""
+  """Returns the id of the mask token; raises UserError if the tokenizer has no mask token."""
   if tokenizer.mask_id is None:
     raise UserError('masks need a tokenizer with a mask token: choose another tokenizer')
   return tokenizer.mask_id

@@ -121,7 +121,7 @@ class StagedWeights(MixtureWeights):
 
 
 class MixtureRows(Sequence):
-  """The rows of several sources, one source after the other; each row has its source's number as `task`.
+  """Concatenated rows of several sources; each row has the number of its source as `task`.
 
   Args:
     sources: name -> rows.

@@ -355,7 +355,7 @@ class PackPairs(PairPlan):
       yield close(0)
 
   def _choose(self, fitting: Sequence[int], rooms: Sequence[Sequence[int]]) -> int | None:
-    """Returns one of the open rows that have room for a pair, or None if there are none.
+    """Returns an open row with room for a pair; None if no row fits.
 
     Args:
       fitting: indices of these rows, in the order in which the rows were opened.

@@ -51,7 +51,7 @@ class Plan(abc.ABC):
   def encode(
     self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
   ) -> Iterator[Item]:
-    """Yields items while it reads the examples, each of which is encoded independently of the others.
+    """Yields items while it reads the examples; encodes each example independently.
 
     Adds counts such as `cut` examples to `counts`. Every item has the same names.
     """

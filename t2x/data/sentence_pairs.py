@@ -23,7 +23,7 @@ ATTEMPTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class SentenceRows(LabelledPlan):
-  """Splits documents into rows of consecutive sentences, as many as fit into a pair of `length` tokens.
+  """Splits documents into rows of consecutive sentences that fill a pair of `length` tokens.
 
   A row has `tokens` without special ids, `segments` (1, or 0 for padding), `sentence` (the number of the sentence of
   each token in its row) and `document`. Sentences of more than half a row are divided.
@@ -128,11 +128,11 @@ class Swapped(Negatives):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PairSentences:
-  """Converts a row of `SentenceRows` to a pair, whose second text follows the first or does not.
+  """Converts a row of `SentenceRows` to a pair whose second text may follow the first.
 
-  The first text is the sentences up to a random place. With probability 1/2 the second text is the other sentences of
-  the row; else, or if it has no others, `negatives` makes the pair. BERT pairs the sentences that an unrelated text
-  replaces in a row of their own; here the next epoch draws all pairs anew.
+  The first text has the sentences up to a random place. With probability 1/2 the second text has the remaining sentences of
+  the row; else, or if no sentence remains, `negatives` makes the pair. BERT also pairs the replaced sentences in an extra row;
+  here the next epoch draws all pairs anew.
 
   Attributes:
     tokenizer: adds its special ids.

@@ -37,10 +37,10 @@ def joined(trees):
 class DiverseBeam(Beam):
   """Beam search in groups that avoid the tokens that earlier groups choose at the same step.
 
-  Each group is a `Beam` of `width / num_groups` beams with a pool of its own. The groups take each step
+  Each group is a `Beam` of `width / num_groups` beams with a separate pool. The groups take each step
   in order. A group subtracts `strength` from the processed log-probability of a token for each time
   that an earlier group has chosen the token at this step (Hamming diversity). The penalties remain in
-  the scores; `log_probs` are those of the model.
+  the scores; `log_probs` are the model's, without penalties.
 
   The hypotheses of all groups are returned by descending score. As in the paper and in fairseq,
   duplicates are kept: with strength 0 all groups return the same hypotheses. With one group the search
@@ -50,9 +50,9 @@ class DiverseBeam(Beam):
   Attributes:
     num_groups: number of groups, a divisor of `width`.
     strength: penalty (nats) per choice of a token by an earlier group.
-    counted: number of extensions per beam whose tokens are counted, the most probable ones of a group.
+    counted: number of extensions per beam whose tokens are counted, the most probable of a group first.
       1: the extensions that the group selects, as in the paper. 2: equal to fairseq, which also counts
-      those that it keeps in reserve for beams that end.
+      extensions in reserve for beams that end.
 
   Raises:
     UserError: `num_groups` does not divide `width`, `strength` is negative, or `counted` is not 1 or 2.

@@ -185,7 +185,7 @@ class Family:
     renamed: regular expression -> replacement, applied first to tensor names of old files.
     ignored: patterns of tensor names that are not read: copies of tied tables, buffers.
     nested: names of the objects in config.json that describe parts of the model, the part of texts first. Their fields are
-      named `OBJECT.FIELD` in the template, `declared` and values; those that have no effect anywhere have none in them.
+      named `OBJECT.FIELD` in the template, `declared` and values. `NO_EFFECT` and `no_effect` apply to them, too.
   """
 
   model_type: str

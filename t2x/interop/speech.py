@@ -30,12 +30,12 @@ def speech_gin(
   Args:
     folder: the model folder.
     model: the model's shapes.
-    tokenizer: its tokenizer.
+    tokenizer: tokenizer of the model.
     generation: fields of config.json and generation_config.json.
     notes: remarks for the user, to which this adds the language.
 
   Raises:
-    UserError: a field has a wrong type, or the features are not those that the model reads.
+    UserError: a field has a wrong type, or the model reads different features.
   """
   path = folder / PREPROCESSOR
   fields = read_json(path, SMALL) if path.exists() else {}
@@ -66,7 +66,7 @@ LogMel:
 
 
 def _prompt(fields: Mapping[str, Any], tokenizer: Any, where: str) -> tuple[list[str], str | None]:
-  """Returns the names of the tokens after the start token, and the language that stands for {language} in them."""
+  """Returns the names of the tokens after the start token, and the value of {language} in these names."""
   forced = fields.get('forced_decoder_ids') or []
   languages = Fields(dict(fields), {'lang_to_id': Object(None)}, where)['lang_to_id'] or {}
   if not forced:

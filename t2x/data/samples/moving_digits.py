@@ -38,12 +38,12 @@ class MovingDigits(Sample, ClassSource):
   """A digit of 8 x 8 pixels that moves over noise in one of eight directions: `video` uint8 [frames, side, side, 1], a `label`, and
   `text`, such as 'a three moves northeast'.
 
-  What leaves the video on one side enters it on the other, and all places of the first frame are equally likely, so that one
-  frame says nothing about the direction. The digits are those of scikit-learn; validation and test have 500 videos each, of other
+  A digit that leaves the frame enters on the opposite side, and all places of the first frame are equally likely, so that a single
+  frame does not show the direction. The digits come from scikit-learn; validation and test have 500 videos each, of different
   writers than the train split.
 
   Attributes:
-    label: what the label is: the digit, or the number of the direction.
+    label: meaning of the label: the digit, or the number of the direction.
     frames: number of frames.
     side: height and width in pixels.
     noise: largest value of the noise.

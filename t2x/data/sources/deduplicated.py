@@ -29,11 +29,11 @@ PAIRS = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deduplicated(Source):
-  """The examples of `source` without those that are similar to an earlier example.
+  """Examples of `source` without near-duplicates of earlier examples.
 
-  Examples are similar if the Jaccard similarity of their sets of word n-grams is at least `threshold` (Lee et
-  al. 2022, https://arxiv.org/abs/2107.06499). They are found exactly, once, and the indices of the others are
-  cached in $T2X_CACHE/deduplicated. Case and punctuation are ignored: see `t2x.data.ngrams`. The other splits
+  Examples are near-duplicates if the Jaccard similarity of their sets of word n-grams is at least `threshold` (Lee et
+  al. 2022, https://arxiv.org/abs/2107.06499). The search is exact and runs once; the indices of the remaining examples are
+  cached in $T2X_CACHE/deduplicated. Case and punctuation are ignored: see `t2x.data.ngrams`. All further splits
   are complete.
 
   Attributes:
@@ -41,7 +41,7 @@ class Deduplicated(Source):
     fields: fields with text or lists of words, which are compared together.
     split: the split to deduplicate.
     ngram: words per n-gram.
-    threshold: the least similarity of duplicates; 1: equal sets of n-grams.
+    threshold: minimum similarity of duplicates; 1: equal sets of n-grams.
   """
 
   source: Source

@@ -1,4 +1,4 @@
-"""Sources that draw wrong answers from the other examples of a source: choices of a question, and pairs that do not match."""
+"""Sources that draw wrong answers from further examples of a source: choices of a question, and mismatched pairs."""
 
 import abc
 import dataclasses
@@ -65,7 +65,7 @@ class _DrawingSource(Source):
   def others(
     self, example: Example, examples: Sequence[Example], count: int, rng: np.random.Generator
   ) -> list[str]:
-    """Returns `count` different texts of other examples, none of which is that of the example.
+    """Returns `count` different texts of other examples, all different from the text of the example.
 
     Raises:
       UserError: no further text is found in 100 draws.

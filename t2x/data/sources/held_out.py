@@ -86,7 +86,7 @@ class HeldOut(Source):
     require_split(self.source, self.split)
 
   def splits(self) -> tuple[str, ...]:
-    """Returns the splits of the source, and those that are held out."""
+    """Returns the splits of the source, followed by the held-out splits."""
     return (*self.source.splits(), *self._held_out())
 
   def load(self, split: str) -> Sequence[Example]:

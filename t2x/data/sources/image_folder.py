@@ -192,7 +192,7 @@ def read_image(path: Path, channels: int) -> UInt8[np.ndarray, 'height width cha
 
 
 def decode_image(data: bytes, channels: int) -> UInt8[np.ndarray, 'height width channels']:
-  """Decodes an image, turned as its EXIF data says.
+  """Decodes an image, rotated by its EXIF orientation.
 
   Args:
     data: content of a file of any format that Pillow reads.

@@ -29,7 +29,7 @@ class MaskFolder(LocalSource):
   """Images IMAGES/SPLIT/NAME.jpg (or .png, ...) with masks MASKS/SPLIT/NAME.png: `image` uint8 [height, width, 3] and `mask` int32
   [height, width].
 
-  The images are those that have a mask. Both are decoded when they are used, in their own sizes.
+  Images without a mask are skipped. Images and masks are decoded on use, in their own sizes.
 
   Attributes:
     train: subfolder of the split.

@@ -119,7 +119,7 @@ class SeriesFile(SeriesSource, FileBacked):
     time: name of the column of times, in ISO format.
     columns: names of the columns of values, the channels.
     minutes: interval of the values in minutes; times without a row are missing values.
-    rows: number of values of train, validation and test, one after the other; later values are not read.
+    rows: number of consecutive values of train, validation and test; later values are not read.
   """
 
   path: Text

@@ -176,7 +176,7 @@ def _token_name(folder: TokenizerFolder, role: str, default: str) -> str:
 
 
 def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
-  """Marks tokens as special, except those that the vocabulary does not have."""
+  """Marks tokens of the vocabulary as special; ignores unknown names."""
   token = tokenizers_library().AddedToken
   present = [name for name in names if backend.token_to_id(name) is not None]
   backend.add_special_tokens([token(name, lstrip=lstrip, normalized=False) for name in present])

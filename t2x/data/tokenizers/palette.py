@@ -116,8 +116,8 @@ class Palette(TokenizerConfig):
   Attributes:
     num_colours: number of colours.
     num_pixels: number of pixels that k-means reads, chosen at random from the training images.
-    seed: random seed of that choice and of k-means.
-    text: the tokenizer of texts that stand before the images of a row; None: rows are images only.
+    seed: random seed of this choice and of k-means.
+    text: tokenizer of the texts before the images of a row; None: rows are images only.
   """
 
   packages = ('sklearn',)

@@ -341,7 +341,7 @@ DEBERTA_V2 = Family(
   ),
   prefix='deberta.',
   bare='DebertaV2Model',
-  # The head of the released models (`legacy` = False); the other one computes the same.
+  # The head of the released models (`legacy` = False); the legacy head computes the same.
   renamed={
     r'^lm_predictions\.lm_head\.(dense|LayerNorm)': r'cls.predictions.transform.\1',
     r'^lm_predictions\.lm_head\.bias$': 'cls.predictions.bias',

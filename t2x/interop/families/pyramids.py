@@ -36,7 +36,7 @@ VisionTransformer:
 Encoder.stack = @Stages
 Classifier.num_classes = {num_labels}
 """
-# Fields that say which feature maps a backbone returns.
+# Fields that select the feature maps of a backbone.
 BACKBONE = ('out_features', 'out_indices', 'stage_names')
 
 
@@ -53,7 +53,7 @@ def by_stage(text: str) -> Mapping[int, str]:
 
 def per_stage(**values: list[Any]) -> dict[str, Any]:
   """Returns NAME_1, NAME_2, ... for the values of each stage."""
-  return {f'{name}_{i}': one for name, own in values.items() for i, one in enumerate(own, start=1)}
+  return {f'{name}_{i}': item for name, items in values.items() for i, item in enumerate(items, 1)}
 
 
 def of_stages(values: Mapping[str, Any], name: str) -> list[Any]:

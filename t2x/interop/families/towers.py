@@ -134,7 +134,7 @@ def _restore(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rules() -> Iterator[Rule]:
-  """The tensors of both towers; those that a model lacks are skipped."""
+  """Yields the rules of both towers; rules of missing tensors are skipped."""
   patches = 'vision_model.embeddings.patch_embedding'
   yield Rule('vision_model.embeddings.class_embedding', ('a.embedding.class_token',))
   yield Rule(f'{patches}.weight', ('a.embedding.projection.kernel',), PATCHES)
