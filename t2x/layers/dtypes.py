@@ -67,7 +67,7 @@ class Dtypes:
 
 
 def working_dtype(model: Any) -> Any:
-  """Returns the dtype that a model computes in: that of its parameters, except those that remain float32."""
+  """Returns the compute dtype of a model: the dtype of its parameters, without parameters that remain float32."""
   variables = jax.tree.leaves(model, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
   dtypes = {
     variable.get_raw_value().dtype

@@ -217,7 +217,7 @@ def _matrices(kernel: Array, num_inputs: int) -> Float[Array, 'parts inputs outp
 
 
 def _summed(x: Array, split: Sequence[str | None], besides: Sequence[str]) -> Array:
-  """Returns the sum over devices that split one of the logical axes, but not over those that split `besides`."""
+  """Returns the sum over mesh axes that split one of the logical axes `split` and do not split `besides`."""
   names, others = ({name for axis in axes for name in mesh_axes(axis)} for axes in (split, besides))
   return jax.lax.psum(x, tuple(sorted(names - others))) if names - others else x
 

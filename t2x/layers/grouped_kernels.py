@@ -30,7 +30,7 @@ def block_products(
   """Multiplies each row with the matrix of the part of its block.
 
   Args:
-    x: the rows; each block has as many, a power of two and at least 16.
+    x: the rows; all blocks have the same number of rows, a power of two and at least 16.
     matrices: the matrix of each part, with multiples of 32 rows and columns.
     part: the part of each block; the number of parts for a block that is not in use, whose result is 0.
     transposed: whether to multiply with the transposed matrices.

@@ -69,10 +69,10 @@ class Source:
     return dataclasses.replace(self, x=None, inputs=None, recorded={})
 
   def inputs_for(self, part: Any) -> Float[Array, 'batch source d_model']:
-    """Returns `inputs` for a part that reads a vector of them for each vector of `x`.
+    """Returns `inputs` for a part that reads one input vector for each vector of `x`.
 
     Raises:
-      UserError: there are none, or their shape is not that of `x`.
+      UserError: the source has no inputs, or their shape differs from the shape of `x`.
     """
     name = type(part).__name__
     if self.inputs is None or self.x is None:

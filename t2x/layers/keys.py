@@ -106,10 +106,10 @@ def initial_value(
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-  """How a parameter is initialised.
+  """Initialisation of a parameter.
 
   Attributes:
-    shape: its shape, without the axis of stacked layers.
+    shape: shape of the parameter, without the axis of stacked layers.
     axes: logical axis of each dimension.
     matrix: (inputs, outputs) of a matrix that multiplies hidden vectors; None for other parameters.
     std: standard deviation of the initial values; NaN if the initialiser does not define it.

@@ -1,4 +1,4 @@
-"""How the residual streams of a stack begin and end."""
+"""Start and end of the residual streams of a stack."""
 
 from typing import Protocol, runtime_checkable
 

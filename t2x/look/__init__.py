@@ -1,4 +1,4 @@
-"""What a trained model does with one input: attention, predictions of each layer, losses, embeddings, positions,
+"""Shows a trained model on one input: attention, predictions of each layer, losses, embeddings, positions,
 load of experts.
 
 `look_at_text`, `look_at_pair` and `look_at_image` compute a `Look`, and `look_at_boxes` a drawing for it; `t2x.look.page` and

@@ -1,4 +1,4 @@
-"""How a model distributes the tokens of groups of rows, such as those of each language, over the experts of its layers."""
+"""Load of experts: distribution of the tokens of groups of rows, such as languages, over the experts of each layer."""
 
 import dataclasses
 import re

@@ -276,7 +276,7 @@ def _text_attention(
   side: str = '',
   readers: Collection[str] = (),
 ) -> tuple[Attention, ...]:
-  """Returns the self-attention of each kind of sublayer of a side, which are those that are not among `readers`."""
+  """Returns the self-attention of each kind of sublayer of a side: all sublayers except `readers`."""
   results = []
   for sublayer in _sublayers(recorded, side):
     layers = in_order_of_row(recorded, f'{sublayer}.probabilities', side)

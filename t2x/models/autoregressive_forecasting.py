@@ -35,10 +35,10 @@ __all__ = ['AutoregressiveForecaster']
 
 
 class AutoregressiveForecaster(nnx.Module):
-  """Forecasts one value after the other, from the values `lags` before it, the calendar and the scale of the context.
+  """Forecasts value by value, from the values `lags` before, the calendar and the scale of the context.
 
   The vector of a time has the scaled values at its lags, log(1 + |loc|) and log(scale) of each channel, and the calendar, each field
-  of n values as index / (n - 1) - 1/2. Lags reach before the context, which alone determines location and scale. Missing values
+  of n values as index / (n - 1) - 1/2. Lags reach before the context; only the context determines location and scale. Missing values
   (NaN) are at the location.
 
   Args:

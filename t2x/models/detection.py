@@ -102,9 +102,9 @@ class YOLOS(VisionTransformer):
   """Vision transformer with learned detection tokens beside the patches, each of which predicts a box (You Only Look at One
   Sequence, https://arxiv.org/abs/2106.00666).
 
-  Detection tokens are the last registers of the embedding: `PatchEmbedding.num_registers = %num_queries`. They stand before
-  the patches; as self-attention does not depend on the order, this equals the published order, and their position
-  vectors are part of them. Only the last layer learns.
+  Detection tokens are the last registers of the embedding: `PatchEmbedding.num_registers = %num_queries`. They come before
+  the patches; as self-attention does not depend on the order, this equals the published order, and they include their
+  position vectors. Only the last layer learns.
 
   Args:
     d_model: width of the residual stream.
@@ -168,8 +168,8 @@ class DETR(nnx.Module):
   """Detection Transformer (https://arxiv.org/abs/2005.12872): features of an image, an encoder, and a decoder whose tokens, the
   object queries, predict a box each after every layer.
 
-  Object queries are zeros; what tells them apart are the positions that `decoder` adds to queries and keys, for which
-  `@AddressPositions` with `@LearnedPositions` is as published.
+  Object queries are zeros; only the positions that `decoder` adds to queries and keys distinguish them. As published:
+  `@AddressPositions` with `@LearnedPositions`.
 
   Args:
     d_model: width of encoder and decoder.

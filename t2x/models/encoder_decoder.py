@@ -161,7 +161,7 @@ class EncoderDecoder(LogitModel):
     return Output(out.x, None, encoded.aux + out.aux, recorded, out.tokens)
 
   def _recorded_by_bodies(self, record: frozenset[str]) -> list[frozenset[str]]:
-    """Returns the names of the arrays that the encoder records, and those that the decoder records.
+    """Returns the names of the arrays that the encoder records, and of the arrays that the decoder records.
 
     Raises:
       UserError: neither records an array.

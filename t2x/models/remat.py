@@ -1,6 +1,6 @@
 """Rematerialisation policies by name: which activations a layer saves for its backward pass.
 
-`jax.checkpoint` (Chen et al. 2016, https://arxiv.org/abs/1604.06174) computes the other activations again.
+`jax.checkpoint` (Chen et al. 2016, https://arxiv.org/abs/1604.06174) recomputes all other activations.
 """
 
 from collections.abc import Callable, Iterable

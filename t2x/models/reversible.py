@@ -99,13 +99,13 @@ class ReversibleStream:
 
 
 class ReversibleStack(Stack):
-  """A stack with two residual streams, which alternate: each sublayer reads one and adds its output to the other.
+  """A stack with two alternating residual streams: each sublayer reads one stream and adds its output to the second.
 
   For blocks of a mixer F and a feed-forward layer G, y1 = x1 + F(x2) and y2 = x2 + G(y1), with the norms and
   dropout of the wirings inside F and G. Both streams start as copies of the input. With cross-attention, or another
   number of sublayers, the streams still alternate from one sublayer to the next, as in the Reformer of trax.
 
-  The backward pass starts from the streams after the last layer and computes those before each sublayer by
+  The backward pass starts from the streams after the last layer and computes the streams before each sublayer by
   subtraction, so that the memory of activations does not grow with the number of layers; each sublayer is computed
   once more. The streams are in float32 or wider, whatever the dtype of the sublayers. Subtraction rounds: a
   choice among discrete values (hashes, experts) of a token at the border of two may differ in the backward pass.

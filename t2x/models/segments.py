@@ -170,10 +170,10 @@ def _is_cache(leaf: Any) -> bool:
   return leaf is None or isinstance(leaf, Cache)
 
 
-def _of_sources(caches: Any, wanted: bool) -> Any:
-  """Returns the caches of sources, or all others, with None in the place of the rest."""
+def _of_sources(caches: Any, of_sources: bool) -> Any:
+  """Returns the caches of sources, or of everything else, with None for the rest."""
   return jax.tree.map(
-    lambda cache: cache if (type(cache) is SourceCache) == wanted else None,
+    lambda cache: cache if (type(cache) is SourceCache) == of_sources else None,
     caches,
     is_leaf=_is_cache,
   )

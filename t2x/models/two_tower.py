@@ -58,11 +58,11 @@ class Tower(nnx.Module):
 
 
 class VectorProjection(Linear):
-  """Linear map of the vectors of a tower to those that are compared.
+  """Linear map from the vectors of a tower to the compared vectors.
 
   Args:
     inputs: width of the vectors of the tower.
-    outputs: width of the vectors that are compared.
+    outputs: width of the compared vectors.
     init: initialiser, that of the towers.
     use_bias: whether to add a bias, as SigLIP does to texts. CLIP does not.
   """

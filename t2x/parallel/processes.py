@@ -64,7 +64,7 @@ class Processes:
 
   @contextlib.contextmanager
   def process_zero_first(self) -> Iterator[None]:
-    """Runs the block in process 0, then in the other processes, which find the files that it wrote."""
+    """Runs the block in process 0 first, then in all other processes, which can read its files."""
     if not self.first:
       self.barrier()
     yield
@@ -81,7 +81,7 @@ class Processes:
     return self.watch is not None and self.watch.reached_stop(step)
 
   def finish(self) -> None:
-    """Waits for the other processes to finish, then leaves the coordination service."""
+    """Waits for all processes to finish, then leaves the coordination service."""
     if self.watch is not None:
       sys.stdout.flush()
       self._client.wait_at_barrier('t2x-finish', FINISH_MS)
@@ -92,7 +92,7 @@ class Processes:
     if self.watch is None:
       return
     if _is_lost_connection(text):
-      # If the other process reported the cause, the watch ends this process with that message.
+      # If a failed process reported the cause, the watch ends this process with this message.
       time.sleep(2)
       text = f'lost the connection to another process of this run ({text})'
     text = text if self.first else f'process {self.index} on {socket.gethostname()}: {text}'

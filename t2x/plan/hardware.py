@@ -70,7 +70,7 @@ class Device:
 
   @property
   def platform(self) -> str:
-    """What JAX calls its platform."""
+    """Name of the platform in JAX."""
     return 'tpu' if self.jax_kind.startswith('TPU') else 'gpu'
 
   @property

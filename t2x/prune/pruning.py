@@ -185,7 +185,7 @@ def _chosen(ranking: HeadScores, count: int) -> list[Any]:
   """Returns the groups to remove for `count` heads.
 
   Raises:
-    UserError: the layers do not have so many heads, or a group would be split.
+    UserError: the layers have fewer heads, or a group would be split.
   """
   sizes = {sublayer.name: sublayer.group_size for sublayer in ranking.heads}
   order = removal_order(ranking.scores)

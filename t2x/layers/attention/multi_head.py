@@ -71,8 +71,8 @@ class MultiHeadAttention(nnx.Module):
     num_kv_heads: number of key-value heads, each shared by num_heads / num_kv_heads neighbouring query
       heads; 1 is multi-query attention. None: num_heads.
     head_dim: features per head. None: d_model / num_heads.
-    use_bias: whether the query, key and value projections have biases, or the names of those that do, such as
-      ('q', 'v') in BEiT and Whisper.
+    use_bias: whether the query, key and value projections have biases, or the names of the projections with biases,
+      such as ('q', 'v') in BEiT and Whisper.
     out_bias: whether the output projection has a bias.
     qk_norm: builds a norm over the features of each head, applied to queries and keys before rotation
       (https://arxiv.org/abs/2010.04245). None: no norm.

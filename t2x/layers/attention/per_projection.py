@@ -130,12 +130,12 @@ def biases_of(
 
   Args:
     name: class of the attention layer, for error messages.
-    use_bias: its setting.
+    use_bias: the setting of the layer.
     projected: projections that the layer has.
-    key_values: builds the part that replaces those of keys and values, if any.
+    key_values: builds the part that replaces the projections of keys and values; None: no such part.
 
   Raises:
-    UserError: a bias is for a projection that the layer has not, or only for keys or only for values of `key_values`.
+    UserError: a bias is for a missing projection, or only for keys or only for values of `key_values`.
   """
   if isinstance(use_bias, bool):
     return frozenset('qkv' if use_bias else '')

@@ -95,7 +95,7 @@ class SourceAttention(_OneHead):
   Args:
     d_model: width of the input and of the source.
     head_dim: features of queries and keys. None: d_model.
-    projections: which of queries 'q' and keys 'k' are projected; the others are the input and the source.
+    projections: projected arrays, of queries 'q' and keys 'k'; without projection they are the input and the source.
     scores: builds the scores of one head; they read queries and keys.
     use_bias: whether the projection of queries has a bias.
     kernel_init: initialiser of the query and key projections.
@@ -145,12 +145,12 @@ class SourceAttention(_OneHead):
 
 
 class FixedVector(_OneHead):
-  """One vector of the source that every token reads, in the place of attention (Cho et al. 2014,
+  """One vector of the source that every token reads, instead of attention (Cho et al. 2014,
   https://arxiv.org/abs/1406.1078, section 2.2): a uniform mean, in which all tokens of a segment have this vector.
 
   Args:
     d_model: width of the source.
-    vector: builds what computes the vector: `LastVector`, or `FinalVectors` for an encoder in both directions.
+    vector: builds the part that computes the vector: `LastVector`, or `FinalVectors` for an encoder in both directions.
   """
 
   reads = frozenset({'source'})

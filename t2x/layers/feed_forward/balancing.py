@@ -1,5 +1,5 @@
-"""What keeps the experts of a mixture equally used, and the scores of its router small: auxiliary losses, and a bias that
-the load moves without a loss."""
+"""Balances the experts of a mixture and keeps the scores of its router small: auxiliary losses, and a bias that follows the
+load without a loss."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""How vectors get to their experts and back: the interface, and the dispatch by capacity."""
+"""Dispatch of vectors to their experts and back: the interface, and the dispatch by capacity."""
 
 import dataclasses
 import math
@@ -48,7 +48,7 @@ class Experts:
 
     Args:
       h: the vectors.
-      occupied: which slots have a token; the others are padding for the expert.
+      occupied: whether a slot has a token; empty slots are padding for the expert.
     """
 
     def apply(expert: Sublayer, number: Array, h: Array, occupied: Array) -> tuple[Array, Aux]:

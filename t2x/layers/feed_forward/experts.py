@@ -34,10 +34,10 @@ __all__ = ['MixtureOfExperts', 'SwitchFeedForward']
 
 
 class MixtureOfExperts(FeedForward):
-  """Mixture of feed-forward layers of one class, of which each token is processed by those that a router chooses
+  """Mixture of feed-forward layers of one class; a router chooses the layers that process each token
   (https://arxiv.org/abs/1701.06538).
 
-  The output is the sum of the outputs of the chosen experts times their weights; padding (segment 0) has none,
+  The output is the weighted sum of the outputs of the chosen experts; padding (segment 0) has no experts,
   so that its output is 0. The parameters of the experts are stacked along the axis 'experts', which `Mesh.expert`
   splits. Returns the auxiliary losses and metrics of the router, the dispatch and the experts, and the metrics
   'busiest_expert' and 'unused_experts' of `load_metrics`. Can record 'load', [batch, experts]: how many tokens of each
@@ -51,7 +51,7 @@ class MixtureOfExperts(FeedForward):
     num_experts: number of experts.
     expert: builds an expert, a layer that processes each token independently.
     router: builds the part that chooses the experts of each token.
-    dispatch: brings the vectors to the experts and back.
+    dispatch: sends the vectors to the experts and back.
   """
 
   def __init__(

@@ -124,14 +124,14 @@ class FinalStates(InitialState):
   """Initial state of each layer of a decoder from the same layer of a recurrent encoder: all vectors of its state, such
   as h and c of an LSTM (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215, and fairseq's LSTMModel).
 
-  `Recurrent` layers of an encoder record their states; the decoder has as many cells of the same kind (`StackedCells`).
+  `Recurrent` layers of an encoder record their states; the decoder has the same number of cells of the same kind (`StackedCells`).
 
   Args:
     d_model: width of the encoder and of the state.
-    ends: builds what reads a vector at the end of the source; with `LastVector` for an encoder in one direction.
+    ends: builds the part that reads a vector at the end of the source; `LastVector` for an encoder in one direction.
 
   Raises:
-    UserError: when called, the encoder has no states, or not as many vectors as the state.
+    UserError: when called, the encoder has no states, or a different number of vectors than the state.
   """
 
   reads = frozenset({'source', 'source.states'})

@@ -17,7 +17,7 @@ __all__ = ['ProbSparseAttention']
 
 
 class ProbSparseAttention(WholeRow):
-  """Self-attention of u = min(length, factor * ceil(ln(length + 1))) queries of each head; the output of the others is the mean of
+  """Self-attention of u = min(length, factor * ceil(ln(length + 1))) queries of each head; all other queries output the mean of
   the values.
 
   The queries with the largest M = max over keys of the scores - their mean attend. M is measured with all keys, whose scores take

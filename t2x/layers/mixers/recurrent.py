@@ -177,7 +177,7 @@ class Recurrent(nnx.Module):
     *,
     reverse: bool = False,
   ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Returns the output of a cell, with the other vectors of its state if they are recorded, and its last state."""
+    """Returns the output of a cell, with the remaining vectors of the state if recorded, and the last state."""
     factor = None
     if call.key is not None and self.state_dropout != 0.0:
       key = named_key(call.key, f'{"backward" if reverse else "cell"}.state_dropout')

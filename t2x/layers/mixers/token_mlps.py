@@ -112,10 +112,10 @@ class TokenMLP(_FixedLength):
 
 
 class SpatialGating(_FixedLength):
-  """MLP whose hidden features are gated by those of other tokens: (u * (W norm(v) + b)) W_down with
+  """MLP whose hidden features are gated by other tokens: (u * (W norm(v) + b)) W_down with
   [u, v] = activation(x W_up), where W is a matrix over positions (gMLP, section 2.1).
 
-  It replaces both sublayers of a block: a `SublayerBlock` with this one alone. Under Causal() the part of W above its
+  It replaces both sublayers of a block: use a `SublayerBlock` with this sublayer only. Under Causal() the part of W above the
   diagonal is not used.
 
   Args:

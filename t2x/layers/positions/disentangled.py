@@ -30,8 +30,8 @@ class Disentangled(PositionEncoding):
   Args:
     d_model: width of the vectors r, which is the width of the layers.
     max_distance: distances are clipped to this, on each side.
-    num_buckets: number of vectors on each side; even. Distances up to half of it have a vector each, the
-      remaining vectors stand for ranges that grow logarithmically up to `max_distance`. None: each
+    num_buckets: number of vectors on each side; even. Distances up to half of it have a vector each; the
+      remaining vectors cover ranges that grow logarithmically up to `max_distance`. None: each
       distance has a vector.
     norm: builds the norm of r; None: no norm.
     init: initialiser of the table [2 num_buckets, d_model].

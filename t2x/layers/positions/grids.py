@@ -82,7 +82,7 @@ class ScaledSinusoidalGrid(SinusoidalGrid):
   """Fixed sines and cosines of row and column from 0 to 2 pi over the image, whatever its grid, so that a place has about the
   same vector in images of all sizes (DETR, https://arxiv.org/abs/2005.12872).
 
-  Half of the features are of the row, the others of the column, with sine and cosine of a frequency side by side.
+  Half of the features encode the row and half the column, with sine and cosine of a frequency side by side.
 
   Args:
     d_model: width of the tokens; a multiple of 4.
@@ -209,7 +209,7 @@ class QuadraticGridBias(PositionEncoding):
   """Bias -s |d - c|^2 on the scores, where d is the offset key - query in rows and columns, with a learned centre c and sharpness s
   of each head (Cordonnier et al. 2020, https://arxiv.org/abs/1911.03584, section 3).
 
-  With scores of the bias alone, K^2 heads with the centres of a K x K kernel become a convolution as s grows; a centre beyond
+  With only this bias as scores, K^2 heads with the centres of a K x K kernel become a convolution as s grows; a centre beyond
   the edge of the grid selects the nearest patch instead of a zero.
 
   Args:

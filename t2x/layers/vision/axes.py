@@ -113,7 +113,7 @@ class MeanOverAxes(nnx.Module):
     self.axes, self.output_dim = checked(self, axes), d_model
 
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
-    """Returns the means, and their metadata with the grid of the other axes."""
+    """Returns the means, and their metadata with the grid of the remaining axes."""
     grid = grid_of(self, call.tokens)
     check_axes(self, grid)
     others = tuple(side for axis, side in enumerate(grid) if axis not in self.axes)

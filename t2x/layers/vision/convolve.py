@@ -51,8 +51,7 @@ def _patches(x: Array, size: int) -> Array:
 
 @jax.custom_vjp
 def _depthwise(x: Array, kernel: Array) -> Array:
-  """Returns the convolution of each feature alone as a sum over taps, one row of the batch after the other: it stays in
-  the cache."""
+  """Returns the depthwise convolution as a sum over taps, row by row of the batch, so that a row stays in the cache."""
   around, (rows, columns) = len(kernel) // 2, x.shape[1:3]
   kernel = kernel.astype(Dtypes.reductions)
 

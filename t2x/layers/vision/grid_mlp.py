@@ -17,8 +17,8 @@ __all__ = ['GridMLP']
 
 
 class GridMLP(MLP):
-  """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid tell a token
-  where it is, so that a model needs no position encoding.
+  """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid show a token
+  its place, so that a model needs no position encoding.
 
   Args:
     hidden_dim: width between the two projections.

@@ -63,9 +63,9 @@ class Windowed(MixerOfParts):
 
   Windows become rows of the mixer, whose tokens have the grid of the window. With a shift, windows start `shift` rows
   and columns later: the map is rolled, and the tokens that wrap around are segments of their own (section 3.2). As
-  published, zeros fill up a map that windows do not divide; they are keys like the others. A side of the map that is
-  not longer than the window is one window, without shift. Recorded probabilities are those between all tokens of the
-  map, without the zeros that fill it up.
+  published, zeros fill up a map that windows do not divide, and act as keys. A side of the map that is
+  not longer than the window is one window, without shift. Recorded probabilities cover all tokens of the
+  map, without the zeros.
 
   Args:
     d_model: width of the input and output.
@@ -218,7 +218,7 @@ class Windows:
     return x.transpose(0, *first, *second, *range(1 + 2 * count, x.ndim))
 
   def segments(self) -> Int[np.ndarray, 'windows tokens'] | None:
-    """Returns the segments of the tokens of each window: those that wrapped around a side are others; None: one."""
+    """Returns the segments of the tokens of each window: wrapped tokens form separate segments; None: one segment."""
     if not any(self.shifts):
       return None
     segments = np.ones((1, *self.padded), np.int32)

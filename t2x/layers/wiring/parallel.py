@@ -112,8 +112,8 @@ class Parallel(_Parts):
   """Sum of sublayers of the same input: part_1(norm_1(x)) + part_2(norm_2(x)) + ....
 
   It is one residual branch: the wiring around it adds the sum to the residual stream, with one draw of stochastic
-  depth. For initialisers that depend on depth, n parts count as n times as many branches, so that the variance of the
-  sum is that of a single part.
+  depth. For initialisers that depend on depth, n parts multiply the number of branches by n, so that the sum has the
+  variance of a single part.
 
   Args:
     d_model: width of the input.

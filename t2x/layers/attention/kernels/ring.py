@@ -115,15 +115,15 @@ class Ring(Kernel):
 
 @dataclasses.dataclass(frozen=True)
 class _Route:
-  """How the keys move between devices.
+  """Path of the keys between devices.
 
   Attributes:
     zigzag: whether device i of n computes with the parts i and 2 n - 1 - i of a row cut into 2 n, instead
       of with its own part.
     first: number of places by which the keys are moved before the first step.
-    steps: number of parts of the keys that a device computes with; before each other step the keys move on
-      by one place.
-    max_tiles: the largest number of nonempty tiles of a device in a step.
+    steps: number of parts of the keys that a device computes with; before every step except the first the keys
+      move by one place.
+    max_tiles: maximum number of nonempty tiles of a device in a step.
   """
 
   zigzag: bool
@@ -250,7 +250,7 @@ _attend = attention_with_gradient(ring_forward, ring_backward)
 def _sides(
   queries: Sequence[Any], keys: Sequence[Any], constants: Constants
 ) -> tuple[Any, Any, Any]:
-  """Returns what stays with the queries, what moves with the keys, and the other inputs without a gradient."""
+  """Splits the inputs into the arrays of the queries, of the moving keys, and further inputs without a gradient."""
   c = constants
   rest = dataclasses.replace(c, q_tokens=None, k_tokens=None, q_numbers=None, k_numbers=None)
   return (*queries, c.q_tokens, c.q_numbers), (*keys, c.k_tokens, c.k_numbers), rest
@@ -298,7 +298,7 @@ def _placed(plan: _RingPlan, arrays: Any) -> Any:
 
 
 def _returned(plan: _RingPlan, arrays: Any) -> Any:
-  """Returns the blocks of the device's own part, given those that it computed with."""
+  """Returns the blocks of the device's own part, given the blocks that it computed with."""
   return _exchanged(plan, arrays, lambda pairs: [(there, here) for here, there in pairs])
 
 
