@@ -183,17 +183,17 @@ def _inspect(args: argparse.Namespace) -> None:
 def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> None:
   from t2x.data import split_statistics, write_statistics
 
-  found = []
+  statistics = []
   for name, part in task.parts.items():
     splits = [s for s in (part.train_split, part.eval_split) if s in part.source.splits()]
     for split in dict.fromkeys(splits):
       rows, examples = part.rows(split), part.source.load(split)
       title = f'{name} {split}'.strip()
-      found.append(split_statistics(title, examples, part.texts_of, tokenizer, rows))
-      print(f'\n{found[-1].text()}')
+      statistics.append(split_statistics(title, examples, part.texts_of, tokenizer, rows))
+      print(f'\n{statistics[-1].text()}')
   if args.html:
     sources = ', '.join(part.source.describe() for part in task.parts.values())
-    write_statistics(f'Data of {sources}', found, args.html)
+    write_statistics(f'Data of {sources}', statistics, args.html)
     print(f'wrote {args.html}')
 
 
@@ -251,7 +251,9 @@ def _dedup_part(task: Any, args: argparse.Namespace) -> None:
     _write_json_lines(source.load(task.train_split), args.out)
     print(f'wrote {args.out}')
   else:
-    print(f'to train on the others, set {type(task).__name__}.source to {source.describe()}')
+    print(
+      f'to train on the remaining examples, set {type(task).__name__}.source to {source.describe()}'
+    )
 
 
 def _write_json_lines(examples: Iterable[Any], out: Path) -> None:

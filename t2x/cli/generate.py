@@ -198,13 +198,13 @@ def _completions(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _write(answers: Iterator[dict[str, Any]], path: str, file: IO[str]) -> None:
-  """Writes completions in the format that the name of the file has."""
+  """Writes completions in the format given by the ending of the file name."""
   if path.endswith('.csv'):
     columns = ['prompt', 'text', 'score', 'probability']
     writer = csv.DictWriter(file, columns, extrasaction='ignore', lineterminator='\n')
     writer.writeheader()
     for answer in answers:
-      writer.writerows({'prompt': answer['prompt']} | one for one in _completions(answer))
+      writer.writerows({'prompt': answer['prompt']} | c for c in _completions(answer))
     return
   for answer in answers:
     if path.endswith('.txt'):

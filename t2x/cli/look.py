@@ -22,9 +22,9 @@ TAKES_BINDINGS = True
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   add_checkpoint(parser)
-  given = parser.add_mutually_exclusive_group(required=True)
-  given.add_argument('--prompt', metavar='TEXT', help='input text')
-  given.add_argument(
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--prompt', metavar='TEXT', help='input text')
+  source.add_argument(
     '--input',
     metavar='FILE',
     help='input file with text, an image or audio; or the index of an example, except for text',

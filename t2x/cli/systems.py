@@ -28,21 +28,21 @@ def run(args: argparse.Namespace) -> int:
   from t2x.config import shipped_folder
   from t2x.config.headers import systems
 
-  found = systems(shipped_folder())
+  shipped = systems(shipped_folder())
   if args.name is not None:
     name = args.name.lower()
-    chosen = [system for system in found if name in (system.name.lower(), system.group.lower())]
+    chosen = [system for system in shipped if name in (system.name.lower(), system.group.lower())]
     if not chosen:
-      names = [system.name for system in found] + sorted({system.group for system in found})
+      names = [system.name for system in shipped] + sorted({system.group for system in shipped})
       raise UserError(
         f"no system '{args.name}'{did_you_mean(args.name, names)}; `t2x systems` lists all"
       )
     width = shutil.get_terminal_size((100, 24)).columns
     print('\n\n'.join('\n'.join(_described(system, width)) for system in chosen))
   elif args.groups:
-    print('\n'.join(_counts(found)))
+    print('\n'.join(_counts(shipped)))
   else:
-    print('\n'.join([*_listed(found), '', *_counts(found)[-1:]]))
+    print('\n'.join([*_listed(shipped), '', *_counts(shipped)[-1:]]))
   return 0
 
 

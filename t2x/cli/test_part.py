@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
   # The part does not use the bindings of the encoding.
   names = {str(args.encoding), str(args.encoding).rpartition('.')[2]}
-  encoding = [one for one in args.overrides if one.partition('=')[0].rpartition('.')[0] in names]
+  encoding = [line for line in args.overrides if line.partition('=')[0].rpartition('.')[0] in names]
   own = [binding for binding in args.overrides if binding not in encoding]
   part, encode = _builder(args.part, own, Sublayer), None
   if args.encoding is not None:
@@ -79,15 +79,17 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
 
 
 def _remedy(part: Any, name: str) -> str:
-  """Returns how a part that is no sublayer of a block can be checked."""
+  """Returns advice for checking a part that is not a sublayer of a block."""
   from t2x.config.catalogue import Function, interfaces
   from t2x.experiments import registry
   from t2x.layers import Sublayer
 
-  found = interfaces(registry([name.rpartition('.')[0]] if '.' in name else ()))
-  layers = {layer.name for one in found if Sublayer in one.cls.__mro__ for layer in one.parts}
+  catalogue = interfaces(registry([name.rpartition('.')[0]] if '.' in name else ()))
+  sublayers = (interface for interface in catalogue if Sublayer in interface.cls.__mro__)
+  layers = {layer.name for interface in sublayers for layer in interface.parts}
   # This registry describes the user's modules anew.
-  own = next((one for one in found if any(other.obj is part.obj for other in one.parts)), None)
+  owners = (interface for interface in catalogue if any(p.obj is part.obj for p in interface.parts))
+  own = next(owners, None)
   if own is None:
     return 'This command checks sublayers of a block, such as token mixers and feed-forward layers'
   if own.cls.__name__ == 'PositionEncoding':

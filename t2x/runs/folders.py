@@ -33,7 +33,7 @@ _KILLED = 'its process was killed'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """State of a run folder. Values that the files do not contain are None.
+  """State of a run folder; missing values are None.
 
   Attributes:
     folder: path of the folder.
@@ -43,7 +43,7 @@ class Run:
     num_steps: last step of the run.
     metric: name of the metric that selects the best checkpoint.
     best: best value of the metric in the evaluations.
-    best_step: step of this evaluation, the last of equals.
+    best_step: step of this evaluation; the last step in a tie.
     last: value of the metric in the last evaluation.
     train_loss: mean loss of the last log interval.
     updated: when metrics.jsonl was written or the process ended, in seconds since 1970.
@@ -167,7 +167,7 @@ def _state(folder: Path, status: Status) -> tuple[State, str]:
     if silence < SILENT:
       return 'running', ''
     killed = f'no heartbeat from {status.host} for {age_text(silence)}'
-  # Processes that exit without unwinding, such as those that hang, print why.
+  # Processes that exit without unwinding, such as hanging processes, print why.
   message = _last_message(folder / 'log.txt')
   if message == INTERRUPTED:
     return 'preempted', message

@@ -41,7 +41,7 @@ def block_means(
 ) -> tuple[dict[int, float], set[int], dict[int, np.ndarray]]:
   """Averages seeds that share a random choice, such as a tuned value: the choices are independent, the seeds are not.
 
-  A block with a diverged seed has diverged, as the mean of the other seeds would be one of survivors.
+  A block with a diverged seed counts as diverged, because the mean of its remaining seeds would be a mean of survivors.
 
   Args:
     blocks: block of each seed.

@@ -1,4 +1,4 @@
-"""What the metric of a sweep is computed on, which must be equal for all variants: examples, tokenizer, compared rows."""
+"""Checks that all variants of a sweep compute the metric on the same data: examples, tokenizer, compared rows."""
 
 import dataclasses
 import hashlib

@@ -1,11 +1,11 @@
 """Noise of the evaluated examples in the comparison of two variants.
 
-The examples are the same for all trials, and a sample of those that the conclusion is about. A difference d[s, x] of
-the metric with seed s at example x is the sum of a mean, an effect of the seed, an effect of the example and an
-interaction. The seeds' own standard error contains the first effect and the interaction. `variance` estimates what the
-effects of the examples add, by the method of moments (two-way layout with random effects, Scheffe 1959, chapter 7): only
-examples at which the variants differ with most seeds count, such as images that one variant classifies correctly and the other
-does not. With deterministic models it is the variance of McNemar's test.
+All trials evaluate the same examples, a sample of the population in the conclusion. A difference d[s, x] of the metric with
+seed s at example x is the sum of a mean, an effect of the seed, an effect of the example and an interaction. The standard error
+over the seeds contains the effect of the seed and the interaction. `variance` estimates the contribution of the example
+effects by the method of moments (two-way layout with random effects, Scheffe 1959, chapter 7): only examples count at which the
+variants differ with most seeds, such as images that only one variant classifies correctly. With deterministic models it is the
+variance of McNemar's test.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def read_examples(run: Path, metric: str, value: float) -> np.ndarray | None:
   Args:
     run: the run folder.
     metric: name of the metric.
-    value: its value in that evaluation.
+    value: value of the metric in this evaluation.
 
   Returns:
     The values [examples]; None if the metric is not declared as a mean over examples, an older version trained the
@@ -67,10 +67,10 @@ def variance(differences: np.ndarray) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleNoise:
-  """What the evaluated examples add to the variance of a difference.
+  """Contribution of the evaluated examples to the variance of a difference.
 
-  Intervals and p-values are the wider ones of two: those of the seeds, and those with the sum of both variances and
-  Satterthwaite's degrees of freedom, which are narrower if the variance of few seeds is a small part of the sum.
+  Intervals and p-values use the wider of two results: with the variance of the seeds, and with the sum of both variances and
+  Satterthwaite's degrees of freedom. The second is narrower if few seeds contribute only a small part of the sum.
 
   Attributes:
     variance: the added variance; 0 if it is unknown.
@@ -84,7 +84,7 @@ class ExampleNoise:
   def of(
     cls, variant: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray], seeds: list[int]
   ) -> 'ExampleNoise':
-    """Estimates it from the values of each example by seed; unknown unless all seeds have those of the same examples."""
+    """Estimates the noise from the values of each example by seed; unknown unless all seeds evaluated the same examples."""
     pairs = [
       (variant[seed], baseline[seed]) for seed in seeds if seed in variant and seed in baseline
     ]
@@ -94,7 +94,7 @@ class ExampleNoise:
     return cls(variance(differences), differences.shape[1])
 
   def total(self, error: float, freedom: float) -> tuple[float, float]:
-    """Returns the standard error with both variances and its degrees of freedom, given those of the seeds."""
+    """Returns the standard error with both variances and its degrees of freedom; `error` and `freedom` are of the seeds."""
     if not self.variance or self.count is None:
       return error, freedom
     total = error**2 + self.variance

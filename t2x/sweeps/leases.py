@@ -1,8 +1,8 @@
 """Leases: one process at a time runs a trial, also across hosts whose file system has no working locks.
 
-The lease is that of the package filelock: a file that its holder renews. Another process takes it over at once if the
-holder died on the same host, else when the file has not changed for `T2X_LEASE_SECONDS`, measured by the clock of the
-observing process. A holder that was suspended or cut off from the file system finds that it lost its lease, and exits. Creating
+The package filelock implements the lease: a file that its holder renews. If the holder died on the same host, another process
+takes the lease over at once, else after `T2X_LEASE_SECONDS` without a change of the file, by the clock of the
+observing process. A holder that was suspended or cut off from the file system notices the lost lease, and exits. Creating
 a file with O_EXCL must be atomic between hosts: local file systems, NFS version 3 or later, Lustre, GPFS.
 
 `.attempt.json` in the folder of a trial exists while a process runs the trial, and after a process was killed: it counts

@@ -54,7 +54,7 @@ class Runner(abc.ABC):
 
   @abc.abstractmethod
   def run(self, trials: Sequence[Trial], folder: Path, on_end: OnEnd) -> None:
-    """Runs the trials that have not ended, and returns when all have.
+    """Runs all unfinished trials, and returns after the last one.
 
     Args:
       trials: trials without duplicates (see `distinct`).
@@ -98,7 +98,7 @@ class InProcess(Runner):
   def _groups(self, trials: Sequence[Trial], folder: Path) -> Iterator[list[Trial]]:
     """Yields groups of up to `together` adjacent trials of the same program.
 
-    A trial whose last process was killed is the only one of its group, so that it cannot end the others.
+    A trial whose last process was killed gets a group of one trial, so that it cannot end further trials.
     """
     for _, same in itertools.groupby(trials, key=lambda trial: trial.program):
       members = list(same)

@@ -60,8 +60,8 @@ def run_trials(
     leases: leases of this process.
 
   Returns:
-    The outcomes by run folder, including existing ones. Trials that another process runs are left out, and, of several
-    trials, those whose last process was killed, which must be trained separately.
+    The outcomes by run folder, including existing ones. Trials in another process are missing. Of several trials,
+    trials with a killed last process are missing, too; they must be trained separately.
 
   Raises:
     Interrupted: the process was asked to stop; the next run resumes the trials.

@@ -32,8 +32,8 @@ class Detection(Task):
   class of each query, in which queries without an object have the weight `no_object`, divided by the weights of the batch, and
   of `l1` times the distance plus `giou` times 1 - GIoU of matched boxes, divided by the number of objects of the batch.
 
-  Metrics: loss (classes), boxes (the other term), accuracy and iou of the queries that are matched with an object, of the last
-  layer. `AveragePrecision` computes the usual metric.
+  Metrics of the last layer: loss (classes), boxes (distance and GIoU), accuracy and iou of the queries matched with an object.
+  `AveragePrecision` computes the usual metric.
 
   Attributes:
     image_shape: height, width and channels of the model's input, to which images are resized.
@@ -153,9 +153,9 @@ class Detection(Task):
 
     labels, weights = of_queries(batch['label']), of_queries(self.weighted_targets(batch))
     present = of_queries(self._objects(batch))
-    wanted = jnp.take_along_axis(batch['boxes'][:, None], order[..., None], axis=2)
-    iou, giou = overlaps(boxes, wanted)
-    distance = jnp.abs(boxes - wanted).sum(axis=-1)
+    targets = jnp.take_along_axis(batch['boxes'][:, None], order[..., None], axis=2)
+    iou, giou = overlaps(boxes, targets)
+    distance = jnp.abs(boxes - targets).sum(axis=-1)
     of_classes = (cross_entropy(logits, labels) * weights).sum()
     # Padding has no union with anything.
     lost = jnp.where(present > 0, self.l1 * distance + self.giou * (1 - giou), 0)

@@ -1,4 +1,4 @@
-"""Tasks over pairs of texts, of which those that are longer than a row are dropped."""
+"""Tasks over pairs of texts that drop pairs longer than a row."""
 
 import dataclasses
 import math

@@ -207,7 +207,7 @@ class Samples(TaskEvaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratedTargets(TaskEvaluator):
-  """Scores generated targets of the examples of a split, without those that the rows drop as too long.
+  """Scores generated targets of the examples of a split, without too long examples, which the rows drop.
 
   Attributes:
     strategy: decoding strategy; None: the task's.
@@ -227,10 +227,10 @@ class GeneratedTargets(TaskEvaluator):
     """Generates the targets of the examples and returns the metrics."""
     task = evaluated.task
     assert isinstance(task, TargetText)
-    found, model = self._examples(task), evaluated.model()
-    examples = [one for one in (found[i] for i in range(len(found))) if task.fits(one)]
+    split, model = self._examples(task), evaluated.model()
+    examples = [example for example in (split[i] for i in range(len(split))) if task.fits(example)]
     if not examples:
-      raise UserError(f'{type(self).__name__}: all of the {len(found)} examples are too long')
+      raise UserError(f'{type(self).__name__}: all of the {len(split)} examples are too long')
 
     def generated(pairs):
       return task.generate(
@@ -249,9 +249,9 @@ class GeneratedTargets(TaskEvaluator):
     )
     pairs, answers = zip(*results, strict=True)
     result = self._score(pairs, [text_of(answer[0]) for answer in answers])
-    if len(examples) == len(found):
+    if len(examples) == len(split):
       return result
-    dropped = float(len(found) - len(examples))
+    dropped = float(len(split) - len(examples))
     return dataclasses.replace(result, metrics={**result.metrics, 'dropped': dropped})
 
   @abc.abstractmethod

@@ -17,7 +17,7 @@ from t2x.parallel.placed import runs_model, whole_rows
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
 
-# Stands for the mask token of every tokenizer.
+# Placeholder for the mask token of every tokenizer.
 MASK = '<mask>'
 
 
@@ -45,7 +45,7 @@ def check_masks(tokenizer: Tokenizer, prompt: str) -> None:
 def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:
   """Converts a text with masks to token ids.
 
-  Tokenizers of model folders add their special tokens ([CLS] and [SEP]); those that t2x trains add the end of
+  Tokenizers of model folders add their special tokens ([CLS] and [SEP]); tokenizers trained by t2x add the end of
   the text, as in the rows of training.
   """
   own, mask_id = mask_spelling(tokenizer), tokenizer.mask_id

@@ -23,15 +23,15 @@ __all__ = ['AutoregressiveForecast', 'Forecast']
 class Forecast(Task):
   """Predicts the `horizon` values of each channel after a context, by the loss of the model's distribution.
 
-  Training reads every window of the split in random order, evaluation those that begin at multiples of `stride`. Missing
-  values are NaN in the context, and have no weight in the loss, nor has a channel without values in the context. Metrics:
-  loss; mae, the mean absolute error of the forecast's mean, median or location. Errors are in units of the standard deviation
-  of each channel over the train split, as in PatchTST and Informer, which standardise the values; the likelihood of
-  `StudentT` is that of the values themselves.
+  Training reads every window of the split in random order; evaluation reads the windows that begin at multiples of `stride`.
+  Missing values are NaN in the context, and have no weight in the loss; the same holds for channels without values in the
+  context. Metrics: loss; mae, the mean absolute error of the forecast's mean, median or location. Errors are in units of the
+  standard deviation of each channel over the train split, as in PatchTST and Informer, which standardise the values; the
+  likelihood of `StudentT` is not standardised.
 
   Attributes:
     context: number of values of the context.
-    horizon: number of values that are predicted.
+    horizon: number of predicted values.
     stride: number of values from one window to the next in evaluation.
   """
 
@@ -119,10 +119,9 @@ class Forecast(Task):
       )
 
   def target_weights(self, batch):
-    """Returns 1 for each value of the future that is not missing and has values before it, 0 for the others, [batch, horizon,
-    channels]."""
-    known = (~jnp.isnan(batch['series'])).any(axis=1, keepdims=True)
-    return (~jnp.isnan(batch['future']) & known) * batch['weight'][:, None, None]
+    """Returns 1 for each future value of a channel with a context, 0 for missing values, [batch, horizon, channels]."""
+    has_context = (~jnp.isnan(batch['series'])).any(axis=1, keepdims=True)
+    return (~jnp.isnan(batch['future']) & has_context) * batch['weight'][:, None, None]
 
   def predictions(self, model: Any, batch: Any, key: jax.Array | None) -> Output:
     """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""

@@ -76,8 +76,8 @@ class ForecastScores(ForecastEvaluator):
   - crps: the mean over levels of twice the quantile score (scoringrules' crps_quantile), divided by the same.
   - coverage: the share of values between the first and the last quantile.
 
-  `naive/mase` and `naive/crps` are those of the seasonal naive forecast for the same values. Missing values, and those that the
-  naive forecast lacks, are left out of both. Forecasts that are NaN have infinite errors.
+  `naive/mase` and `naive/crps` score the seasonal naive forecast for the same values. Both skip missing values, and values without
+  a naive forecast. NaN forecasts have infinite errors.
   """
 
   def __call__(self, evaluated):

@@ -1,4 +1,4 @@
-"""What a model of pixels completes: whole images, halves, holes, or the colours of grey images."""
+"""Regions that a model of pixels completes: whole images, halves, holes, or the colours of grey images."""
 
 import abc
 import dataclasses
@@ -20,13 +20,13 @@ UNKNOWN = 128
 
 
 class HiddenPixels(abc.ABC):
-  """What the model does not know of an image."""
+  """Hidden part of an image, which the model completes."""
 
   @abc.abstractmethod
   def allowed(
     self, palette: PaletteTokenizer, image: Int[np.ndarray, 'height width']
   ) -> Bool[np.ndarray, 'height width colours']:
-    """Returns the colours that each pixel may have, given what is known of the image.
+    """Returns the allowed colours of each pixel, given the visible part of the image.
 
     Args:
       palette: the colours.
@@ -37,11 +37,11 @@ class HiddenPixels(abc.ABC):
   def visible(
     self, palette: PaletteTokenizer, image: Int[np.ndarray, 'height width']
   ) -> UInt8[np.ndarray, 'height width channels']:
-    """Returns a picture of what is known."""
+    """Returns a picture of the visible part."""
 
 
 class HiddenPlaces(HiddenPixels):
-  """Base class: pixels at some places are hidden, and all others are known."""
+  """Base class for hidden pixels at some places; all other pixels are visible."""
 
   @abc.abstractmethod
   def places(self, height: int, width: int) -> Bool[np.ndarray, '{height} {width}']:

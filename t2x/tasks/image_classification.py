@@ -150,7 +150,7 @@ class ImageClassification(Classification):
     }
 
   def batch(self, batch, key):
-    """Mixes the images; adds the label of the other image of each, and the share of its own label. Draws the patch size."""
+    """Mixes the images; adds the label of each partner image, and the share of the own label. Draws the patch size."""
     if self.patch_sizes:
       index = jax.random.randint(named_key(key, 'task.patch_size'), (1,), 0, len(self.patch_sizes))
       batch = {**batch, 'patch_size': jnp.broadcast_to(index, batch['label'].shape)}

@@ -27,7 +27,7 @@ class Mixing(abc.ABC):
     """Mixes the images of a batch.
 
     Returns:
-      The mixed images, for each the index of the other image, and the share of its own label.
+      The mixed images, the index of each partner image, and the share of the own label.
     """
 
 

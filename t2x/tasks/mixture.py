@@ -26,7 +26,7 @@ class Mixture(Task):
 
   All tasks are of one class and have the same loss and shapes; they may differ in the settings in
   `data_fields` of their class, such as the source, the masks or the corruption. Each has its own epochs. The
-  metrics of each are reported as NAME/METRIC in evaluation; `loss` and the other metrics without a name are the
+  metrics of each are reported as NAME/METRIC in evaluation; `loss` and all metrics without a name are
   unweighted means over the tasks, so that they are comparable between weights.
 
   Prompts of `generate` are those of the tasks with their prefix, as in training.

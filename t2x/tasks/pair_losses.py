@@ -20,12 +20,12 @@ MASKED = -1e9
 
 
 class PairRows(NamedTuple):
-  """What is known of the rows of a batch, each of which is a pair.
+  """Metadata of the rows of a batch; each row is a pair.
 
   Attributes:
     numbers: number of the row in the batch.
-    present: whether the row is no padding.
-    texts: two hashes of its text; rows with equal texts are no negatives of each other. None: all other rows are.
+    present: whether the row is not padding.
+    texts: two hashes of the text; rows with equal texts are not negatives of each other. None: all other rows are negatives.
   """
 
   numbers: Int[Array, 'rows']
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 class PairSums(NamedTuple):
-  """Per row: its loss, and whether its own product is above all others that the loss compares; ties and NaN are not."""
+  """Loss of each row, and whether its own product exceeds all compared products; ties and NaN do not count."""
 
   losses: Float[Array, 'rows']
   correct: Bool[Array, 'rows']
@@ -49,13 +49,13 @@ class PairSums(NamedTuple):
 
 @runtime_checkable
 class PairLoss(Protocol):
-  """A loss of all pairs of a batch of vectors; a frozen dataclass."""
+  """Loss over all pairs of a batch of vectors; a frozen dataclass."""
 
   def check_model(self, model: Any) -> None:
     """Raises UserError if the model has a parameter that the loss does not use."""
 
   def log_probs(self, logits: Float[Array, 'rows classes']) -> Float[Array, 'rows classes']:
-    """Returns the logarithms of the probabilities that products stand for."""
+    """Returns the log-probabilities of products."""
     ...
 
   def __call__(
@@ -91,7 +91,7 @@ class Softmax(PairLoss):
       )
 
   def log_probs(self, logits):
-    """Returns those of one of the classes."""
+    """Returns the log-probabilities of mutually exclusive classes."""
     return jax.nn.log_softmax(logits)
 
   def __call__(self, a, b, scores, rows):

@@ -33,7 +33,7 @@ class PrepareQuestion:
   Attributes:
     modality: prepares the picture.
     tokenizer: encodes the question.
-    fingerprint: that of the tokenizer, for the fingerprint of the rows.
+    fingerprint: fingerprint of the tokenizer, for the fingerprint of the rows.
     length: tokens of the question.
     answers: the answers in the order of their labels.
     train: whether the picture is augmented.
@@ -50,7 +50,7 @@ class PrepareQuestion:
     """Returns `tokens` and `segments` int32 [length], `image` float32 [height, width, channels], `label` int32 and `weight`.
 
     Raises:
-      UserError: the question is too long, or the answer is none of `answers`.
+      UserError: the question is too long, or `answers` lacks the answer.
     """
     ids = self.tokenizer.encode_pair(row['question']).ids
     if len(ids) > self.length:

@@ -46,14 +46,14 @@ class SampledImages(TaskEvaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletedImages(SampledImages):
-  """Draws images of the split, what is known of each, and samples of what is `hidden`, in one row per image. A model of
+  """Draws one row per image of the split: the image, its visible part, and samples of the `hidden` part. A model of
   texts and images reads the text.
 
-  Metric: `accuracy`, the share of the pixels with several allowed colours whose sampled colour is that of the image; none if
+  Metric: `accuracy`, the share of the pixels with several allowed colours whose sampled colour equals the image; no metric if
   everything is hidden.
 
   Attributes:
-    hidden: what the model completes.
+    hidden: the part that the model completes.
     num_samples: samples of each image.
   """
 

@@ -26,7 +26,7 @@ Batch = Mapping[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextsTask(LabelledTask):
-  """A task over examples of one or several texts of `length` tokens, which stand one after another in the batch."""
+  """A task over examples of one or several texts of `length` tokens, which are consecutive in the batch."""
 
   @property
   @abc.abstractmethod

@@ -138,7 +138,7 @@ class PrepareTranscription(PrepareCaption):
         ) from error
 
   def _text_ids(self, row: Mapping[str, Any]) -> list[int]:
-    """Returns the ids of the text; with timestamps, each of its words stands between that of its start and of its end."""
+    """Returns the ids of the text; with timestamps, the tokens of its start and end enclose each word."""
     encode = self.tokenizer.target.encode
     if self.timestamps is None:
       return encode(row['target'])
@@ -170,8 +170,8 @@ class Transcription(Captions):
     prompt: names of special tokens of the tokenizer between the start token and the text; `{NAME}` is the field NAME
       of an example, as in ('<|{language}|>', '<|transcribe|>', '<|notimestamps|>').
     defaults: fields of recordings that lack them, such as {'language': 'en'} for files.
-    timestamps: seconds from one timestamp to the next: each word of a target then stands between the tokens of its start and its
-      end, from the field `times` of the examples, [words] of (start, end) in seconds. None: no timestamps.
+    timestamps: seconds from one timestamp to the next: the tokens of its start and end then enclose each word of a target, from
+      the field `times` of the examples, [words] of (start, end) in seconds. None: no timestamps.
   """
 
   modality: SpeechModality = SpeechModality()

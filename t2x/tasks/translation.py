@@ -89,9 +89,9 @@ class SourceTargetTask(TokenTask):
     Args:
       model: the model with its parameters.
       source: the sources, [batch, ...].
-      tokens: their metadata; None: unpadded rows.
+      tokens: metadata of the sources; None: unpadded rows.
       seed: random seed of sampling.
-      first: ids after the start token, as many for each source; None: those of the tokenizer.
+      first: ids after the start token, equally many for each source; None: the ids of the tokenizer.
       **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
     """
     tokenizer = self.fitted

@@ -62,7 +62,7 @@ class Outcome:
 
 
 def rows_are_independent(subject: Subject) -> None:
-  """Checks that no row depends on the others, also with dropout, so that accumulation and sharding are exact."""
+  """Checks that rows are independent, also with dropout, so that accumulation and sharding are exact."""
   result, split = subject(call=subject.training_call()), (slice(0, 2), slice(2, None))
   changed = subject(subject.x.at[0].add(1.0), subject.training_call())
   same(changed.x[1:], result.x[1:], 'other rows after a change of the first row')
@@ -312,8 +312,8 @@ def rematerialisation_changes_nothing(subject: Subject) -> None:
 
 
 def devices_change_nothing(subject: Subject) -> None:
-  """Checks that each kind of mesh of all devices of this process computes the output and the gradients of one device,
-  except for those that the part refuses."""
+  """Checks that all devices of this process compute the output and the gradients of one device, on each kind of mesh that the part
+  accepts."""
   count = len(jax.devices())
   rows = np.random.default_rng(6).normal(size=(BATCH * count, subject.length, subject.d_model))
   source = subject.source_of(lambda a: jnp.tile(a, (count, 1, 1)))

@@ -179,7 +179,7 @@ def same(
 
 
 def same_gradients(actual: Any, expected: Any, what: str, tolerance: float) -> None:
-  """Compares trees of gradients as `same` does; those that are almost zero, with the others."""
+  """Compares trees of gradients as `same` does; tolerances of nearly zero gradients are relative to the largest gradient."""
   floor = SMALL * max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
   pairs = zip(jax.tree.leaves(actual), jax.tree.leaves_with_path(expected), strict=True)
   for leaf, (path, other) in pairs:

@@ -125,7 +125,7 @@ def _check_teacher(teacher: 'Teacher', program: Program) -> str:
 
 
 def _check_init_from(experiment: 'Experiment', program: Program) -> str:
-  """Describes the parameters that would be loaded from the other run, which may not exist yet."""
+  """Describes the parameters that would be loaded from the source run, which may not exist yet."""
   init_from = experiment.init_from
   assert init_from is not None
   if not Path(init_from.run).is_dir():

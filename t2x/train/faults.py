@@ -135,7 +135,7 @@ class Faults:
     rollback: the definition of a spike; None disables spike detection.
 
   Attributes:
-    num_skipped: number of tolerated non-finite steps, which the optimizer has not taken.
+    num_skipped: number of tolerated non-finite steps, which the optimizer skipped.
   """
 
   def __init__(self, names: Sequence[str], nonfinite: OnNonFinite, rollback: Rollback | None):

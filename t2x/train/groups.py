@@ -196,11 +196,11 @@ class Groups:
 
   @property
   def in_state(self) -> dict[str, ParamInfo]:
-    """Metadata of the parameters of a train state: those that are trained or moved by rules."""
+    """Metadata of the parameters of a train state: trained parameters, and parameters moved by rules."""
     return self.trained | self.ruled
 
   def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
-    """Splits all parameters into those of the train state and frozen ones."""
+    """Splits all parameters into the parameters of the train state and the frozen parameters."""
     trained = {name: params[name] for name in self.in_state}
     frozen = {name: params[name] for name in self.frozen}
     for name, (trained_rows, frozen_rows) in self._rows.items():

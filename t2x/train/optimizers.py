@@ -301,9 +301,9 @@ class FactoredState(NamedTuple):
 
   Attributes:
     step: number of updates.
-    rows: means over the larger side of each matrix, of factored parameters.
-    columns: means over the smaller side.
-    moments: of the other parameters.
+    rows: means over the larger side of each matrix, for factored parameters.
+    columns: means over the smaller side, for factored parameters.
+    moments: full averages, for all other parameters.
   """
 
   step: Array

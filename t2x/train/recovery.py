@@ -1,4 +1,4 @@
-"""What a run does after a fault or a loss spike.
+"""Recovery of a run after a fault or a loss spike.
 
 Rolling back to a checkpoint before a loss spike and skipping the batches of the spike follows PaLM
 (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, section 5.1).
@@ -44,7 +44,7 @@ def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) ->
   """Removes the checkpoints since the spike started and records its batches as skipped.
 
   Raises:
-    Diverged: the run has no rollback left, or none of its checkpoints is intact and from before the spike.
+    Diverged: the run has no rollback left, or no intact checkpoint from before the spike.
   """
   rollback = run.trainer.rollback
   if rollback is None or len(skips) >= rollback.limit:

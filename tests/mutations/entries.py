@@ -533,7 +533,7 @@ MUTATIONS = (
   ),
   Mutation(
     'tasks-forecast-without-a-context',
-    "return (~jnp.isnan(batch['future']) & known) * batch['weight'][:, None, None]",
+    "return (~jnp.isnan(batch['future']) & has_context) * batch['weight'][:, None, None]",
     "return ~jnp.isnan(batch['future']) * batch['weight'][:, None, None]",
     'tests/tasks/test_forecast.py',
   ),

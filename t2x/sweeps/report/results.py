@@ -54,7 +54,7 @@ class Entry:
 
   @property
   def num_steps(self) -> int:
-    """Optimizer steps that were taken; the planned steps of a trial that has not finished."""
+    """Number of optimizer steps: taken by a finished trial, planned for an unfinished trial."""
     taken = None if self.outcome is None else self.outcome.num_steps
     return self.trial.num_steps if taken is None else taken
 
@@ -119,8 +119,8 @@ class Results:
     lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
     damaged: one message for each damaged file of a trial.
     level: level of the verdicts.
-    judged: the part of the plan that has verdicts; None if there are none yet.
-    looks: recorded looks, the first one first.
+    judged: part of the plan with verdicts; None before the first verdict.
+    looks: recorded looks, oldest first.
     tuning: tuned values of the variants; None without tuning.
     untuned: results at the variants' own values; None without tuning, or before they were planned.
   """

@@ -26,7 +26,7 @@ def results_csv(results: Results) -> str:
   """
   lines, tuned = [], results.plan.tuning == 'tuned'
   for entry in results.entries:
-    # The steps are those that were taken.
+    # The number of steps is the number taken.
     planned = [
       _cell(getattr(entry if name == 'num_steps' else entry.trial, name)) for name in PLANNED
     ]

@@ -190,7 +190,7 @@ class Checkpoints:
       raise self._unsaved
 
   def intact_before(self, step: int) -> int | None:
-    """Returns the last step before `step` with an intact checkpoint; None if there is none."""
+    """Returns the last step before `step` with an intact checkpoint; None without such a checkpoint."""
     earlier = [saved for saved in self.steps()[::-1] if saved < step]
     return next((saved for saved in earlier if self._problem(saved) is None), None)
 

@@ -127,9 +127,9 @@ class _Count:
   """Multiply-adds.
 
   Attributes:
-    full: all of them.
-    visible: those that count.
-    pairs: those for pairs of queries and keys, whose attention follows.
+    full: all multiply-adds.
+    visible: multiply-adds to report, with the visible pairs of queries and keys only.
+    pairs: multiply-adds over pairs of queries and keys, until the enclosing attention provides the visible fraction.
   """
 
   full: float = 0

@@ -1,4 +1,4 @@
-"""What a step reports: sums of its metrics, and in training the norms of gradients, parameters and updates."""
+"""Results of a step: sums of its metrics, and in training the norms of gradients, parameters and updates."""
 
 import dataclasses
 from collections.abc import Mapping
