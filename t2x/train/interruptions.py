@@ -23,7 +23,7 @@ from t2x.parallel import Processes
 @contextlib.contextmanager
 def interruptible(
   processes: Processes, max_minutes: float | None = None, start_time: float | None = None
-) -> Iterator[Callable[[], bool]]:
+) -> Iterator[Callable[..., bool]]:
   """Handles SIGTERM, SIGINT, SIGHUP and the time limit, without interrupting a step.
 
   Args:
@@ -32,8 +32,9 @@ def interruptible(
     start_time: time.monotonic() at which the time limit starts; None for now.
 
   Yields:
-    A function `stop_requested()` that returns whether to stop, with the same result on all processes. All call it
-    equally often: after each step and each batch of an evaluation.
+    A function `stop_requested(time_limit=True)` that returns whether to stop, with the same result on all processes. All
+    call it equally often: after each step, and after each batch of an evaluation without the time limit, as a run that is
+    always resumed with a limit shorter than its evaluation would never get further.
   """
   signals, calls = list[int](), itertools.count(1)
   start_time = time.monotonic() if start_time is None else start_time
@@ -43,9 +44,9 @@ def interruptible(
     signals.append(number)
     processes.ask_to_stop()
 
-  def stop_requested() -> bool:
+  def stop_requested(time_limit: bool = True) -> bool:
     call = next(calls)
-    if time.monotonic() >= end_time and not signals:
+    if time_limit and time.monotonic() >= end_time and not signals:
       handle(0, None)
     return bool(signals) if processes.count == 1 else processes.reached_stop(call)
 

@@ -100,7 +100,7 @@ def _train(
   rows: Any,
   batches: Batches,
   skips: list[tuple[int, int]],
-  stop_requested: Callable[[], bool],
+  stop_requested: Callable[..., bool],
   verbose: bool,
   quiet: bool,
 ) -> dict[str, Any]:
@@ -109,7 +109,8 @@ def _train(
 
   def evaluate(step: int) -> dict[str, float]:
     params = run.program.eval_params(state, frozen)
-    return _evaluate(run, step, params, logger, watchdog, stop_requested)
+    stop = functools.partial(stop_requested, time_limit=False)
+    return _evaluate(run, step, params, logger, watchdog, stop)
 
   handle, frozen, saved = run.init_or_restore(batches)
   start, state = int(handle.step), handle

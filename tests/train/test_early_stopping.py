@@ -129,7 +129,9 @@ def test_a_signal_at_the_last_evaluation_changes_nothing(whole, tmp_path):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(TrainingRun, 'evaluate', evaluate)
-    train(experiment(), tmp_path, '')
+    with pytest.raises(Interrupted, match=f'interrupted in the evaluation of step {last}'):
+      train(experiment(), tmp_path, '')
+  train(experiment(), tmp_path, '')
   assert evaluations(tmp_path) == evaluations(whole)
 
 
