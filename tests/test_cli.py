@@ -70,6 +70,48 @@ def test_unknown_command_is_bad_usage(capsys):
   assert stop.value.code == 2
 
 
+@pytest.mark.parametrize(
+  ('line', 'told'),
+  [
+    ('trian quickstart', "'trian' does not exist; did you mean 'train'?"),
+    ('xyzzy', "'xyzzy' does not exist; expected train, eval, "),
+    ('data inspct x.gin', "'inspct' does not exist; did you mean 'inspect'?"),
+    ('sweep x.gin --runner slrm', "--runner: 'slrm' does not exist; did you mean 'slurm'?"),
+    ('train quikstart', "No such file or directory; did you mean 'quickstart'?"),
+    ('train quickstart Trainer.num_steps=20', 'did you mean --gin.Trainer.num_steps=20?'),
+    ('train quickstart --Trainer.num_steps=20', 'did you mean --gin.Trainer.num_steps=20?'),
+    ('train quickstart --num-steps 20', 'did you mean --gin.Trainer.num_steps=20?'),
+    (
+      'train quickstart --lr',
+      'unrecognized arguments: --lr; did you mean --gin.Cosine.peak=VALUE?',
+    ),
+    ('train quickstart --lr=1e-3', 'did you mean --gin.Cosine.peak=1e-3?'),
+    ('train quickstart --lr 1e-3', 'did you mean --gin.Cosine.peak=1e-3?'),
+    ('sweep x.gin Sweep.seeds=3', 'did you mean --gin.Sweep.seeds=3?'),
+    ('train quickstart --outt x', 'unrecognized arguments: --outt x; did you mean --out?'),
+    ('train quickstart --xyzzy', '--xyzzy; settings of the config are --gin.NAME=VALUE'),
+    ('runs --lr 3', 't2x runs: error: unrecognized arguments: --lr'),
+    ('eval runs/quikstart', 'it has no config.gin; did you mean runs/quickstart?'),
+    ('generate runs --prompt x', 'it has no config.gin; did you mean runs/quickstart?'),
+    ('report sweeps/head', 'it has no sweep.json; did you mean sweeps/heads?'),
+  ],
+)
+def test_a_mistyped_command_line_is_answered_with_the_right_one(
+  line, told, capsys, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  for file in ('runs/quickstart/config.gin', 'sweeps/heads/sweep.json'):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text('')
+  try:
+    code = main(line.split())
+  except SystemExit as stop:
+    code = stop.code
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert code == 2 and told in error
+  assert ('did you mean' in error) == ('did you mean' in told)
+
+
 def test_configs_import_neither_tensorflow_nor_torch_nor_orbax():
   code = """
 import json, sys

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
@@ -16,3 +17,12 @@ def did_you_mean(name: str, names: Iterable[str], form: str = "'{}'") -> str:
   """Returns '; did you mean ...?' with the most similar name, or ''."""
   guess = closest(name, names)
   return f'; did you mean {form.format(guess)}?' if guess else ''
+
+
+def similar_folders(folder: Path, file: str) -> str:
+  """Returns '; did you mean ...?' with the folders in `folder` that have a file, or with a similar one beside it; or ''."""
+  if inside := sorted(str(path.parent) for path in folder.glob(f'*/{file}')):
+    return f'; did you mean {" or ".join(inside)}?'
+  return did_you_mean(
+    str(folder), (str(path.parent) for path in folder.parent.glob(f'*/{file}')), '{}'
+  )

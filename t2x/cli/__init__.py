@@ -38,6 +38,7 @@ from t2x.cli import (
 )
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
+from t2x.cli.usage import Parser, unknown
 from t2x.process.allocator import set_allocator
 from t2x.process.compile_cache import set_compile_cache
 from t2x.process.gpu_flags import set_gpu_flags
@@ -70,7 +71,7 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 CACHED = ('train', 'eval', 'generate', 'look', 'sweep')
 
 
-class _Command(argparse.ArgumentParser):
+class _Command(Parser):
   """The parser of one command, with the options of all commands."""
 
   def __init__(self, **settings: Any):
@@ -88,7 +89,7 @@ class _Command(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
   """Returns the parser of the command line, except for `--gin.` bindings."""
-  top = argparse.ArgumentParser(
+  top = Parser(
     prog='t2x', description='Train Transformers from gin files and compare them.', epilog=GIN
   )
   top.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -100,13 +101,22 @@ def parser() -> argparse.ArgumentParser:
   return top
 
 
+def _refuse(top: argparse.ArgumentParser, name: str | None, arguments: list[str]) -> None:
+  """Ends the process with a usage error about arguments that no option takes."""
+  (commands,) = (one for one in top._actions if isinstance(one, argparse._SubParsersAction))
+  command = commands.choices[name] if name else top
+  command.error(unknown(arguments, command, name is not None and COMMANDS[name].TAKES_BINDINGS))
+
+
 def main(argv: list[str] | None = None) -> int:
   """Runs a command and returns its exit code."""
   argv = sys.argv[1:] if argv is None else argv
   overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
   top = parser()
   top.set_defaults(trust=False)
-  args = top.parse_args([arg for arg in argv if not arg.startswith('--gin.')])
+  args, rest = top.parse_known_args([arg for arg in argv if not arg.startswith('--gin.')])
+  if rest:
+    _refuse(top, args.command, rest)
   if args.version:
     from t2x import __version__
 

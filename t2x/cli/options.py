@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Finite, Fraction, Natural, Positive, ScoreScale, Seed
+from t2x.base.suggestions import similar_folders
 
 if TYPE_CHECKING:
   from t2x.parallel import Processes
@@ -97,7 +98,8 @@ def run_folder(text: str) -> Path:
   """
   folder = Path(text)
   if not (folder / 'config.gin').exists():
-    raise UserError(f'{folder} is not a run folder: it has no config.gin')
+    hint = similar_folders(folder, 'config.gin')
+    raise UserError(f'{folder} is not a run folder: it has no config.gin{hint}')
   return folder
 
 

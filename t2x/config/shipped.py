@@ -1,6 +1,7 @@
 """Gin files that come with t2x, and the paths by which commands and configs name gin files."""
 
 import os
+import re
 from pathlib import Path
 
 from t2x.base.errors import UserError
@@ -41,7 +42,9 @@ def gin_path(name: str) -> str:
 
 
 def unreadable(path: str, error: OSError) -> str:
-  """Returns why a gin file cannot be read, with the most similar file."""
+  """Returns why a gin file cannot be read, with the most similar file, or the form of a binding."""
+  if re.match(r'[\w./]+=', path):
+    return f'{error.strerror or error}; did you mean --gin.{path}?'
   folder, shipped = os.path.dirname(path), _configs()
   names = [os.path.join(folder, one.name) for one in Path(folder).glob('*.gin')]
   if not folder:

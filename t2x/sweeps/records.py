@@ -20,6 +20,7 @@ from t2x.base.json_files import (
   read_json,
   write_json,
 )
+from t2x.base.suggestions import similar_folders
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.published import Published
 
@@ -245,8 +246,7 @@ def read_plan(folder: Path) -> Plan:
   try:
     plan = dataclass_from_json(Plan, read_json(path), path)
   except FileNotFoundError:
-    subfolders = sorted(str(path.parent) for path in folder.glob('*/sweep.json'))
-    hint = f': did you mean {" or ".join(subfolders)}?' if subfolders else ''
+    hint = similar_folders(folder, path.name)
     raise UserError(f'{folder} is not a sweep folder: it has no sweep.json{hint}') from None
   except Damaged as error:
     raise Damaged(f'{error}; run `t2x sweep` again to rewrite it') from error
