@@ -9,7 +9,7 @@ import pytest
 STUDIES = Path(__file__).parents[2] / 'experiments'
 SCRIPT = runpy.run_path(str(STUDIES / 'verdicts.py'))
 # Their results are a table: checks of the method, plans, and single runs.
-TABLES = {'few_shot', 'libreoffice_en_de', 'reliability', 'scale', 'statistics'}
+TABLES = {'feed_forward', 'few_shot', 'libreoffice_en_de', 'reliability', 'scale', 'statistics'}
 FOLDERS = sorted(path for path in STUDIES.iterdir() if path.is_dir() and path.name != '__pycache__')
 STORED = sorted(STUDIES.glob('*/results/*/report.md'))
 
