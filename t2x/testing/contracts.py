@@ -258,11 +258,15 @@ def _of_time(subject: Subject) -> tuple[Array, Call, bool]:
   for pattern in (Causal(), subject.pattern):
     call = subject.call(pattern=pattern, length=length, source=subject.source_of(lambda a: a[:1]))
     try:
-      jax.eval_shape(apply, subject.part, x, call)
+      jax.eval_shape(_output, subject.part, x, call)
     except UserError:
       continue
     return x, call, True
   return x, call, False
+
+
+def _output(part: Any, x: Array, call: Call) -> Array:
+  return apply(part, x, call).x
 
 
 def _time_gradients(part: Any, x: Array, call: Call) -> Any:

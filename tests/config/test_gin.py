@@ -127,7 +127,9 @@ def refusing_nothing_unused(file):
       assume('leaves the scope' not in str(error))
       lines = file.read_text().split('\n')
       found = [line.split(':', 2) for line in str(error).splitlines()]
-      assert all(re.search('nothing uses|bound twice', text) for _, _, text in found), str(error)
+      assert all(
+        re.search('nothing uses|bound twice|has no effect', text) for _, _, text in found
+      ), str(error)
       for _, number, text in found:
         earlier = re.search(r'bound twice: .* in line (\d+)', text)
         number = earlier[1] if earlier else number
