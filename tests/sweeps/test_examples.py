@@ -108,17 +108,17 @@ def test_a_sweep_records_the_examples_and_reports_their_noise(sweep, tmp_path):
   for run in (tmp_path / 'out' / 'trials').iterdir():
     metrics = json.loads((run / 'trial.json').read_text())['metrics']
     with np.load(run / EXAMPLES) as file:
-      assert {*file} == {'loss', 'accuracy', 'top5_accuracy'} | {
-        f'test/{name}' for name in ('loss', 'accuracy', 'top5_accuracy')
-      }
+      names = ('loss', 'accuracy', 'top5_accuracy', 'label', 'prediction')
+      assert {*file} == {*names, *(f'test/{name}' for name in names)}
       for name, values in file.items():
-        assert values.mean(dtype='f8') == pytest.approx(metrics[name], rel=1e-6)
+        if name.rpartition('/')[2] not in ('label', 'prediction'):
+          assert values.mean(dtype='f8') == pytest.approx(metrics[name], rel=1e-6)
         assert len(values) == metrics[f'{name.rpartition("/")[0]}/eval_examples'.removeprefix('/')]
   folder = tmp_path / 'out' / 'study'
   results = read_results(folder)
   (row,) = (row for row in results.rows if row.comparison)
   assert row.comparison.examples == len(values)
-  assert f'and that of the {len(values)} evaluated examples' in details(results)
+  assert f'and the noise of the {len(values)} evaluated examples' in details(results)
   next((tmp_path / 'out' / 'trials').glob(f'*/{EXAMPLES}')).unlink()
   assert main(['report', str(folder)]) == 0
-  assert 'not that of the evaluated examples' in (folder / 'report.md').read_text()
+  assert 'but not the noise of the evaluated examples' in (folder / 'report.md').read_text()

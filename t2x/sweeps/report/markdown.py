@@ -33,45 +33,47 @@ _METHOD = (
 _SINGLE = 'Verdict: {test} of the only comparison (level {level:.3g}){margin}.'
 _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
-  'finished in both{baseline}. In the two-way model each variant has a noise variance of its own, which is estimated '
-  'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
-  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace it. The other one of the two stands beside '
-  'the verdicts for information: "p (paired t, Holm)" is that of plain paired t tests with Holm\'s correction. All of few '
-  'seeds may learn in one variant and none in another by '
-  'chance: a verdict also needs a difference of {spread:g} times the range over the seeds of the paired differences of '
-  'all other comparisons, except so many that this chance is below the level (at 5 %: with three seeds none, with four '
-  'six, with five 49){guard}. The intervals are simultaneous: '
+  'finished in both{baseline}. The two-way model estimates a noise variance for each variant, without the effects of the '
+  'seeds, and moderates it towards the typical variance of the sweep; with '
+  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace the model. The report also shows the p-values '
+  'of the alternative test for information: "p (paired t, Holm)" comes from plain paired t tests with Holm\'s correction. With few '
+  'seeds, all seeds of one variant may learn and all seeds of another may fail by '
+  'chance: a verdict also needs a difference of {spread:g} times the ranges, over the seeds, of the paired differences of '
+  'all other comparisons. The largest ranges are ignored while this chance stays below the level (at 5 %: none with three seeds, six '
+  'with four, 49 with five){guard}. The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. They contain the noise of training '
-  '(initialisation, data order, dropout){examples}. Stepping down is slightly more powerful than the intervals: where that '
-  'of "helps" or "hurts" would include 0, its bound is 0, as the step-down test says no more. "same" requires that the interval of twice the '
+  '(initialisation, data order, dropout){examples}. The step-down test is slightly more powerful than the intervals: if the interval '
+  'of "helps" or "hurts" would include 0, its bound is 0, because the test shows only the sign. "same" requires that the interval at twice the '
   'level (90 % instead of 95 %) is within the margin. '
   'Effect: difference in standard deviations of a paired difference, with '
-  "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if that difference is "
-  'zero, and more than that as long as the guard of few seeds withholds a verdict. Seeds that diverged or did not learn have no value and are left out of means and '
-  "differences; their rates are compared by Barnard's two-sided test, which can decide in both "
+  "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if the difference is "
+  'zero, and larger while the guard against few seeds withholds a verdict. Seeds that diverged or did not learn have no value and do not count in means and '
+  "differences; Barnard's two-sided test compares their rates and can decide in both "
   'directions. A mean difference against the direction of the rates is inconclusive.'
 )
 
 _BASELINE = (
-  ', and the {count} further seeds of the baseline improve its mean, with a weight that is smaller the larger the '
-  'effects of the seeds are'
+  ', and the {count} additional seeds of the baseline improve its mean, with a weight that decreases with the '
+  'effects of the seeds'
 )
 
 _BASELINE_GUARD = (
-  ', and, where the paired seeds alone do not give it, a permutation test of the seeds of the variant and all of the '
-  'baseline'
+  '. If the paired seeds do not support the verdict, it also needs a permutation test of the seeds of the variant against all '
+  'seeds of the baseline'
 )
 
 _EXAMPLES = (
-  ' and that of the {count:,} evaluated examples: the variance over the examples of the paired differences, averaged over '
-  'the seeds, without what the seeds contribute'
+  ' and the noise of the {count:,} evaluated examples: the variance over the examples of the paired differences, averaged over '
+  'the seeds, without the contribution of the seeds'
 )
 _NO_EXAMPLES = (
-  ', and not that of the evaluated examples, which are the same for all trials: {reason} with other examples the '
-  'differences may be others'
+  ', but not the noise of the evaluated examples, which are the same for all trials: {reason} with different examples the '
+  'differences may change'
 )
 
-_UNTUNED = 'Every variant has its own value of the tuned parameter. The verdicts are those of the tuned sweep.'
+_UNTUNED = (
+  'Every variant has its own value of the tuned parameter. The verdicts come from the tuned sweep.'
+)
 
 _TUNED = (
   'Every variant was trained with each value and the tuning seeds {seeds}, which the comparison does not use. '
