@@ -107,6 +107,11 @@ class _FrameWalker:
       return self._cond(equation, inputs, is_backward)
     if name == 'shard_map':
       return self._shard_map(equation, inputs, is_backward)
+    # The recomputation reads its inputs behind a barrier, which is in the lowered program only.
+    if params.get('prevent_cse') and params['differentiated']:
+      for array in inputs:
+        if array.from_batch:
+          array.to_memory(len(self.frame.operations))
     if name in _IDENTITIES or self._is_kept(name, params, inputs):
       return inputs
     inner = params.get('jaxpr', params.get('call_jaxpr'))

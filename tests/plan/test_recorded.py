@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from t2x.experiments import read_experiment
 from t2x.plan import DEVICES
 from t2x.plan.cost import nearest_recorded, step_time
 from t2x.plan.footprint import footprint
@@ -78,9 +79,17 @@ def test_the_program_of_a_gpu_is_traced_on_any_machine():
   assert footprint(program, 'cpu').total > 1.5 * traces.total
 
 
-def test_models_that_are_much_smaller_than_the_recorded_ones_have_no_time():
-  from t2x.experiments import read_experiment
+def test_recomputed_layers_save_as_much_unrolled_as_in_a_loop():
+  """The input of each layer, not the products whose sum it is."""
+  saved = []
+  for unroll in (1, 12):
+    settings = [f'Stack.unroll={unroll}', "Stack.remat='full'"]
+    experiment = read_experiment(FILES, settings)
+    saved.append(footprint(Program(experiment, mesh=experiment.mesh.abstract(1)), 'gpu').saved)
+  assert saved[1] == pytest.approx(saved[0], rel=0.05)
 
+
+def test_models_that_are_much_smaller_than_the_recorded_ones_have_no_time():
   program = Program(read_experiment(FILES, SETTINGS))
   assert 'too small to estimate' in no_time(program)
   assert no_time(traced('124M')[0]) is None
