@@ -425,8 +425,8 @@ MUTATIONS = (
   ),
   Mutation(
     'config-command-line-overrides-scopes',
-    'if other[: len(scope)] == scope and statement.place',
-    'if other == scope and statement.place',
+    'if other[: len(scope)] == scope and self._rank',
+    'if other == scope and self._rank',
     'tests/config/test_resolve.py tests/config/test_gin.py',
   ),
   Mutation(
