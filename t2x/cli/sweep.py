@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action='store_true',
     help='keep trials that ended with different code, data or defaults, without running them again; the report notes it',
   )
-  add_quiet(parser, 'print only how the trials ended, and the verdicts')
+  add_quiet(parser, 'print only the outcomes of the trials and the verdicts')
   parser.add_argument(
     '--confirm',
     action='store_true',
