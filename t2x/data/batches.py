@@ -16,7 +16,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint, is_former
 from t2x.data.shuffling import shuffled
-from t2x.data.sources.base import BulkExamples, Source, label_values, read_at
+from t2x.data.sources.base import BulkExamples, Source, example_names, label_values, read_at
 
 __all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'Repeated', 'evaluation_batches']
 
@@ -291,6 +291,9 @@ class SourceRows(BulkExamples):
 
   def read(self, indices):
     return read_at(self.examples, indices)
+
+  def names(self):
+    return example_names(self.examples)
 
   def label_values(self):
     return label_values(self.examples)
