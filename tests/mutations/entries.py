@@ -124,12 +124,6 @@ MUTATIONS = (
     'tests/models/test_head_losses.py tests/tasks/test_losses.py',
   ),
   Mutation(
-    'models-argmax-of-equal-logits',
-    '((value == logits) & (label <= index))',
-    '(value == logits)',
-    'tests/models/test_head_losses.py tests/tasks/test_losses.py',
-  ),
-  Mutation(
     'models-z-loss-weights',
     'scalar(z_loss) * jnp.square(normaliser) * weights',
     'scalar(z_loss) * jnp.square(normaliser)',
