@@ -106,7 +106,7 @@ def test_bad_requests_are_refused_in_one_line(run, short_runs, t2x, tmp_path):
     (run, ('--prompt', 'a' * 40, '--max-tokens', 20), 'more than the maximum of 20: shorten it'),
     (run, ('--input', tmp_path / 'none.txt'), 'cannot be read'),
     (run, ('--prompt', ''), 'the text is empty: give one with --prompt or --input'),
-    (run, ('--input', ''), 'cannot be read'),
+    (run, ('--input', ''), '. is not a regular file'),
     (run, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
     (run, ('--prompt', 'a', '--rows', 2), '--rows has no effect'),
     (images, ('--prompt', 'a'), '--input FILE_OR_INDEX'),
