@@ -3,11 +3,12 @@
 import argparse
 import os
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from t2x.base.errors import UserError
+from t2x.base.errors import UserError, error_line
 from t2x.cli.options import count
 
 HELP = 'check that a part of a block meets its interface contracts'
@@ -42,16 +43,34 @@ def run(args: argparse.Namespace) -> int:
   part, encode = _builder(args.part, own, Sublayer), None
   if args.encoding is not None:
     encode = _builder(args.encoding, encoding, PositionEncoding)
+  subject, failed = None, False
   try:
     subject = Subject(part, args.d_model, encode)
-  except (AttributeError, TypeError) as error:
+    for outcome in check_part(subject):
+      detail = f': {outcome.detail}' if outcome.detail else ''
+      print(f'{outcome.status:14}  {outcome.contract}{detail}', flush=True)
+      failed |= outcome.status == 'failed'
+  except UserError:
+    raise
+  except Exception as error:
+    if place := _place_of(error):
+      raise UserError(f'{place}: {error_line(error)}') from error
+    if subject is not None or not isinstance(error, (AttributeError, TypeError)):
+      raise
     raise UserError(f'{args.part} cannot be built as PART(d_model, rngs=rngs): {error}') from error
-  failed = False
-  for outcome in check_part(subject):
-    detail = f': {outcome.detail}' if outcome.detail else ''
-    print(f'{outcome.status:14}  {outcome.contract}{detail}', flush=True)
-    failed |= outcome.status == 'failed'
   return 1 if failed else 0
+
+
+def _place_of(error: Exception) -> str | None:
+  """Returns function, file and line of the innermost call in a module of the user's; None if the error is outside them."""
+  from t2x.config.sources import is_own
+
+  place = None
+  for frame, line in traceback.walk_tb(error.__traceback__):
+    # Generated functions, such as those of dataclasses, have no module.
+    if (module := frame.f_globals.get('__name__')) and is_own(module):
+      place = f'{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{line})'
+  return place
 
 
 def _builder(name: str, overrides: list[str], interface: type) -> Any:

@@ -128,3 +128,35 @@ def test_an_encoding_of_the_user_is_checked_with_its_settings(tmp_path, monkeypa
   assert main(['test-part', *layer, '--encoding', *own]) == 0
   [(_, width, encode)] = built
   assert encode(width, rngs=None).slope == 2.0
+
+
+OWN_ERRORS = """
+from t2x.layers import PositionEncoding
+
+class ReadsShape(PositionEncoding):
+  def __init__(self, d_model: int, *, rngs): ...
+
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    return q.shape
+
+class Unset(PositionEncoding):
+  def __init__(self, d_model: int, *, rngs):
+    self.slope = self.none
+"""
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('ReadsShape', "ReadsShape.scores (own_errors.py:8): AttributeError: 'NoneType' object has no attribute 'shape'"),
+    ('Unset', "Unset.__init__ (own_errors.py:12): AttributeError: 'Unset' object has no attribute 'none'"),
+  ],
+)  # fmt: skip
+def test_an_error_in_a_module_of_the_user_names_its_line(
+  tmp_path, monkeypatch, capsys, name, message
+):
+  (tmp_path / 'own_errors.py').write_text(OWN_ERRORS)
+  monkeypatch.chdir(tmp_path)
+  layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=2']
+  assert main(['test-part', *layer, '--encoding', f'own_errors.{name}', '--trust']) == 2
+  assert capsys.readouterr().err.startswith(f't2x: {message}')
