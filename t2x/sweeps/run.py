@@ -145,6 +145,7 @@ def run_sweep(
       continue
     if not quiet:
       print(_plan_text(stage, trials_folder, again=planned))
+    _warn_of_looks(stage, folder)
     if only is not None:
       if only == 'plan':
         print(_how_to_run(stage, file) + groups_table(stage.plan, trials_folder))
@@ -166,6 +167,15 @@ def _plan_text(stage: Stage, trials: Path, again: bool) -> str:
   if again:
     return '\n'.join(['', *lines, f'{stage.plan.name}: {to_run(stage.plan, trials)}'])
   return '\n'.join([*lines, *[''][: len(lines)], plan_table(stage.plan, trials, stage.later)])
+
+
+def _warn_of_looks(stage: Stage, folder: Path) -> None:
+  """Prints whether earlier reports make the verdicts of a stage exploratory."""
+  from t2x.sweeps.report.looks import warning
+
+  # Other stages have no verdicts.
+  if stage.name in ('', 'confirm') and (text := warning(folder, stage.plan)):
+    print(f't2x: {text}', file=sys.stderr)
 
 
 def _print_verdicts(folder: Path) -> None:

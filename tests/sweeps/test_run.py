@@ -131,6 +131,25 @@ def test_a_dry_run_leaves_no_files(sweep, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
+def test_an_earlier_report_with_other_settings_is_named_before_the_trials(sweep, monkeypatch):
+  def end(self, trials, folder, on_end):
+    for trial in trials:
+      metrics = {'loss': 2 + 0.01 * trial.seed, 'accuracy': 0.5}
+      outcome = Outcome(status='finished', metrics=metrics, made_by={'t2x': 'test'})
+      write_outcome(folder / trial.folder, outcome)
+
+  monkeypatch.setattr(InProcess, 'run', end)
+  code, told = sweep('--gin.Sweep.seeds=3', '--gin.Trainer.num_steps=6')
+  assert code == 0 and 'exploratory' not in told.err
+  reason = 'configs of baseline and variants changed after the report of '
+  for arguments in (('--dry-run',), (), ()):
+    code, told = sweep('--gin.Sweep.seeds=4', *arguments)
+    assert code == 0 and told.err.count(f't2x: verdicts will be exploratory: {reason}') == 1
+    assert 'if that report was only a test, use another --out' in told.err
+  code, told = sweep('--gin.Sweep.seeds=4', out='another')
+  assert code == 0 and 'exploratory' not in told.err
+
+
 @pytest.mark.nightly
 def test_diverged_trials_are_recorded_and_the_first_error_stops_the_others(
   sweep, tmp_path, outcomes

@@ -269,9 +269,11 @@ def test_bindings_after_a_report_make_the_next_one_exploratory(
   file.write_text(f'# A comment.\n{head}  metric = "loss"\n  baseline = {rest}')
   assert run()[0] == 0 and report(folder, capsys)['look'] == ''
   # Two comparisons in two reports.
-  assert run('--gin.Trainer.num_steps=50')[0] == 0
+  code, printed = run('--gin.Trainer.num_steps=50', '--quiet')
+  reason = 'configs of baseline and variants changed after the report of '
+  assert code == 0 and printed.err.count(f't2x: verdicts will be exploratory: {reason}') == 1
   data = report(folder, capsys)
-  assert data['look'].startswith('Exploratory: baseline and variants changed after the report of ')
+  assert data['look'].startswith(f'Exploratory: {reason}')
   assert 'corrected for all comparisons of all reports (level 0.025)' in data['look']
   assert data['confidence'] == '97.5 %'
 

@@ -42,6 +42,9 @@ _NO_SETTINGS = frozenset(
   }
 )
 
+# Settings of a look that are hashes of configs.
+_CONFIGS = ('baseline', 'variants')
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
@@ -187,6 +190,20 @@ def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
   return Level(_spent(count, plan.max_seeds) - spent, number, seeds=count)
 
 
+def warning(folder: Path, plan: Plan) -> str:
+  """Returns how earlier reports of a sweep folder make the verdicts on a plan exploratory; '' if they do not.
+
+  Raises:
+    Damaged: looks.json is damaged.
+  """
+  reason = level_of(plan, read_looks(folder)).exploratory
+  if not reason or level_of(plan, ()).exploratory:
+    return ''
+  return (
+    f'verdicts will be exploratory: {reason}; if that report was only a test, use another --out'
+  )
+
+
 def look_of(plan: Plan) -> Look:
   """Returns the look at a plan, without its date."""
   baseline = [trial for trial in plan.trials if trial.variant == plan.baseline]
@@ -203,7 +220,7 @@ def look_of(plan: Plan) -> Look:
     seeds=tuple(sorted(seeds)),
     max_seeds=plan.max_seeds,
     baseline_seeds=tuple(sorted(of_baseline)) if of_baseline != seeds else (),
-    settings=settings | {'baseline': _hash(baseline), 'variants': _hash(variants)},
+    settings=settings | dict(zip(_CONFIGS, (_hash(baseline), _hash(variants)), strict=True)),
     comparisons=len({json.dumps([trial.variant, trial.point]) for trial in variants}),
   )
 
@@ -232,7 +249,10 @@ def _exploratory(plan: Plan, own: Look, before: Sequence[Look]) -> str:
     seeds = {*look.seeds, *look.baseline_seeds}
     same = look_of(_with_seeds(plan, seeds)) if seeds < {t.seed for t in plan.trials} else own
     if changes := same.changes(look):
-      return f'{" and ".join(changes)} changed after the report of {look.date}'
+      configs = [name for name in changes if name in _CONFIGS]
+      names = [name for name in changes if name not in _CONFIGS]
+      names += [f'configs of {" and ".join(configs)}'] if configs else []
+      return f'{" and ".join(names)} changed after the report of {look.date}'
   if not before:
     return ''
   last = before[-1]

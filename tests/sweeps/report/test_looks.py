@@ -10,7 +10,16 @@ from scipy import stats
 from t2x.base.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
 from t2x.sweeps.report import read_results, watch, write_report
-from t2x.sweeps.report.looks import Level, Look, judged, level_of, look_of, read_looks, record_look
+from t2x.sweeps.report.looks import (
+  Level,
+  Look,
+  judged,
+  level_of,
+  look_of,
+  read_looks,
+  record_look,
+  warning,
+)
 from t2x.sweeps.report.summary import sentence
 
 
@@ -117,7 +126,7 @@ def test_seeds_with_other_tuned_values_are_no_change_and_other_values_of_the_sam
   assert level_of(added, [first]).exploratory == ''
   for values in ([1, 3, 1, 9, 9, 3, 1, 1], [1, 1, 1, 9, 9, 3, 1, 1]):
     reason = level_of(tuned_plan(plan, values), [first]).exploratory
-    assert reason == 'baseline and variants changed after the report of 2026-11-28'
+    assert reason == 'configs of baseline and variants changed after the report of 2026-11-28'
   # One value for all seeds, by an older version, was another protocol.
   assert level_of(tuned_plan(plan, [1] * 3, tuned_by=False), [first]).exploratory
 
@@ -146,15 +155,19 @@ def at_rate(plan, variant):
   ('change', 'name', 'level'),
   [
     # One comparison after a report of four.
-    (lambda plan: only(plan, 'geglu'), 'variants', 0.05 / 5),
-    (lambda plan: only(plan, 'geglu', 'relu'), 'variants', 0.05 * 2 / 6),
+    (lambda plan: only(plan, 'geglu'), 'configs of variants', 0.05 / 5),
+    (lambda plan: only(plan, 'geglu', 'relu'), 'configs of variants', 0.05 * 2 / 6),
     (lambda plan: dataclasses.replace(plan, metric='accuracy'), 'metric', 0.05 / 2),
     (lambda plan: dataclasses.replace(plan, goal='max'), 'goal', 0.05 / 2),
     (lambda plan: dataclasses.replace(plan, margin=0.1), 'margin', 0.05 / 2),
     (lambda plan: dataclasses.replace(plan, failed_above=5.0), 'failed_above', 0.05 / 2),
-    (lambda plan: dataclasses.replace(plan, baseline='relu'), 'baseline and variants', 0.05 / 2),
-    (lambda plan: at_rate(plan, 'relu'), 'variants', 0.05 / 2),
-    (lambda plan: at_rate(plan, 'vanilla'), 'baseline', 0.05 / 2),
+    (
+      lambda plan: dataclasses.replace(plan, baseline='relu'),
+      'configs of baseline and variants',
+      0.05 / 2,
+    ),
+    (lambda plan: at_rate(plan, 'relu'), 'configs of variants', 0.05 / 2),
+    (lambda plan: at_rate(plan, 'vanilla'), 'configs of baseline', 0.05 / 2),
   ],
 )
 def test_a_change_after_a_report_is_corrected_for_the_comparisons_of_both(
@@ -233,6 +246,18 @@ def test_seeds_that_were_added_after_a_report_make_it_exploratory(sweep):
   # The first report does not become exploratory.
   write_plan(folder, dataclasses.replace(whole, trials=few))
   assert not read_results(folder).level.exploratory
+
+
+def test_only_a_plan_that_earlier_reports_make_exploratory_has_a_warning(sweep):
+  folder = sweep()
+  whole = read_plan(folder)
+  few = dataclasses.replace(whole, trials=tuple(t for t in whole.trials if t.seed < 3))
+  assert warning(folder, whole) == ''
+  record_look(folder, few)
+  assert warning(folder, few) == ''
+  assert 'the sweep was reported with 3 seeds on ' in warning(folder, whole)
+  # More seeds than Sweep.max_seeds are exploratory in any folder.
+  assert warning(folder, dataclasses.replace(whole, max_seeds=4)) == ''
 
 
 def test_seeds_that_the_baseline_got_after_a_report_make_it_exploratory(sweep):
