@@ -5,7 +5,6 @@ from pathlib import Path
 
 import datasets
 import gpt2_tokenizer
-import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
@@ -87,7 +86,6 @@ def test_images_are_divided_and_cropped_as_the_recipe_states(tmp_path):
 
 
 def test_pairs_are_english_to_german(tmp_path):
-  pytest.importorskip('tokenizers')
   Wmt14Translate(
     config='de-en', data_dir=tmp_path, file_format='array_record'
   ).download_and_prepare()

@@ -68,7 +68,7 @@ def vision_model():
     embedding=functools.partial(PatchEmbedding, patch_size=4, channels=1),
     positions=functools.partial(LearnedGrid, height=2, width=2),
     body=functools.partial(Encoder, stack=stack()),
-    head=functools.partial(Classifier, num_classes=3),
+    head=functools.partial(Classifier, num_classes=3, init=normal(1.0)),
     rngs=nnx.Rngs(0),
   )
 
@@ -154,7 +154,8 @@ def test_classified_images_have_labels_predictions_and_frames():
     model, np.stack([r['image'] for r in rows])
   )
   predictions = {row['label']: [] for row in ROWS}
-  for row, best in zip(ROWS, np.argmax(logits, -1), strict=True):
+  for row, scores in zip(ROWS, logits, strict=True):
+    (best,) = np.flatnonzero(scores == scores.max())
     predictions[row['label']].append(str(best))
   (image,) = result.images.values()
   for i, sample in enumerate(result.samples):

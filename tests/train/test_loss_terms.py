@@ -41,7 +41,8 @@ def test_accumulation_does_not_change_the_gradient_or_the_metrics(name):
   assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(whole)) > 1e-3
   accumulated, same = gradient(task, model, batch, 4)
   assert_close(accumulated, whole)
-  assert_close(same, metrics)
+  # Moments are about the means of micro-batches.
+  assert_close(*({n: v for n, v in one.items() if 'moment/' not in n} for one in (same, metrics)))
 
 
 def layers(model, x, tokens):
