@@ -77,12 +77,16 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
   """Returns the part of an interface with the `--gin.` bindings of the command line."""
   from t2x.config import problem
   from t2x.config.protocols import adapted
+  from t2x.config.sources import module_defining
   from t2x.config.values import Reference
-  from t2x.experiments import read_config
+  from t2x.experiments import read_config, registry
 
   module, _, part = name.rpartition('.')
   if not all(word.isidentifier() for word in name.split('.')):
     raise UserError(f"'{name}' is not the name of a part: write NAME or MODULE.NAME")
+  owner = None if module or registry().find(name) else module_defining(name, [os.getcwd()])
+  if owner is not None:
+    raise UserError(f'{owner}.py defines {name}: write {owner}.{name}')
   with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / 'part.gin'
     file.write_text(f'import {module}\n' if module else '')

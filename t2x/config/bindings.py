@@ -5,13 +5,15 @@ earlier ones. For a part in a scope, the longest bound prefix of the scope wins.
 """
 
 import dataclasses
+import os
 from collections.abc import Collection, Iterator, Sequence
 
 from t2x.base.suggestions import closest, did_you_mean
 from t2x.config.parse import Statement
 from t2x.config.registries import Registry
 from t2x.config.signature import Part
-from t2x.config.values import COMMAND_LINE, Finding
+from t2x.config.sources import module_defining
+from t2x.config.values import COMMAND_LINE, Finding, Place
 
 __all__ = ['split_scope']
 
@@ -56,6 +58,11 @@ class Bindings:
     overriding: Collection[str] = (),
   ):
     self.registry = registry
+    # Folders that imports of the user's modules search.
+    self._folders = [
+      *dict.fromkeys(os.path.dirname(s.place.file) for s in statements if s.place.line),
+      os.getcwd(),
+    ]
     self.complete = complete
     # Sources of statements that override scoped bindings of other sources, in increasing order.
     self._overriding = [*overriding, COMMAND_LINE.file]
@@ -86,7 +93,7 @@ class Bindings:
     matches = self.registry.find(statement.name)
     part = self.part(statement.name)
     if len(matches) != 1:
-      self.error(statement.named_at, self._name_problem(statement.name))
+      self.error(statement.named_at, self._name_problem(statement.name, statement.named_at))
     if part is None:
       return None
     if self._accepts(part, statement.param):
@@ -133,15 +140,18 @@ class Bindings:
     matches = self.registry.find(name)
     return matches[0] if len(matches) == 1 else None
 
-  def _name_problem(self, name: str) -> str:
+  def _name_problem(self, name: str, place: Place) -> str:
     if full := self.registry.full_names(name):
       return f"'{name}' is ambiguous: write {' or '.join(full)}"
+    if module := module_defining(name, self._folders):
+      file = place.file if place.line else 'the gin file'
+      return f'{module}.py defines {name}: write `import {module}` in {file}'
     guess = did_you_mean(name, self.registry.names()) or '; `t2x parts` lists all'
     return f"no part named '{name}'{guess}"
 
-  def reference_problem(self, name: str) -> str | None:
-    """Returns an error message if the name of a reference is unknown or ambiguous."""
-    return None if len(self.registry.find(name)) == 1 else self._name_problem(name)
+  def reference_problem(self, name: str, place: Place) -> str | None:
+    """Returns an error message if the name of a reference at a place is unknown or ambiguous."""
+    return None if len(self.registry.find(name)) == 1 else self._name_problem(name, place)
 
   def lookup(self, part: Part, param: str, scope: Scope) -> Statement | None:
     """Returns the statement that sets a parameter of a part in `scope`, or None."""

@@ -45,7 +45,7 @@ def _check_leaves(bindings: Bindings, statement: Statement) -> bool:
   for leaf in leaves(statement.value):
     message = None
     if isinstance(leaf, Reference):
-      message = bindings.reference_problem(leaf.name)
+      message = bindings.reference_problem(leaf.name, statement.place)
     elif isinstance(leaf, Macro) and leaf.name not in bindings.macros:
       is_invalid = True
       # The definition may be in a file that could not be read.

@@ -177,7 +177,7 @@ def registry(
 def _root_value(root: str, bindings: Bindings, place: Place) -> Any:
   value = parse_value(root) if root[:1] in ('@', '%') else Reference('', root, True)
   for leaf in leaves(value):
-    if isinstance(leaf, Reference) and (message := bindings.reference_problem(leaf.name)):
+    if isinstance(leaf, Reference) and (message := bindings.reference_problem(leaf.name, place)):
       raise UserError(str(Finding(place, message)))
     if isinstance(leaf, Macro) and leaf.name not in bindings.macros:
       raise UserError(str(Finding(place, f'macro %{leaf.name} is not defined')))

@@ -6,12 +6,14 @@ digest of a module hashes its file as it was loaded, also from a zip archive. In
 
 import ast
 import builtins
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -80,6 +82,17 @@ def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
     path = [*package.submodule_search_locations]
   specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, 'find_spec'))
   return next((spec for spec in specs if spec is not None), None)
+
+
+def module_defining(name: str, folders: Iterable[str]) -> str | None:
+  """Returns the first module, not imported yet, whose file in one of the folders defines a class or function `name`."""
+  definition = re.compile(rf'^(class|def) {re.escape(name)}\b', re.MULTILINE)
+  for file in (file for folder in folders for file in sorted(Path(folder).glob('*.py'))):
+    with contextlib.suppress(OSError):
+      text = file.read_text(encoding='utf-8', errors='replace')
+      if file.stem not in sys.modules and file.stem.isidentifier() and definition.search(text):
+        return file.stem
+  return None
 
 
 def closure(names: Iterable[str]) -> dict[str, Source]:

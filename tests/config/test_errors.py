@@ -1,5 +1,6 @@
 """Everything that is wrong is told at once, each with its file and line and what to do."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -377,3 +378,29 @@ def test_an_error_of_a_part_is_reported_with_the_line_that_references_it(read):
 def test_invalid_overrides_are_reported(errors, override, message):
   text = TYPES + 'width = 3\nTypes.maybe = %width'
   assert errors(text, override) == [f'command line: {message}']
+
+
+@pytest.mark.parametrize('where', ['beside', 'working directory'])
+def test_a_missing_import_is_named(errors, tmp_path, tmp_path_factory, monkeypatch, where):
+  here = tmp_path_factory.mktemp('here')
+  monkeypatch.chdir(here)
+  folder = tmp_path if where == 'beside' else here
+  (folder / 'no_part.py').write_text('MyMixer = 1\n# class MyMixer\n')
+  (folder / 'unimported_mixer.py').write_text('class MyMixer(Base):\n  pass\n')
+  file, hint = (
+    tmp_path / 'x.gin',
+    'unimported_mixer.py defines {}: write `import unimported_mixer` in {}',
+  )
+
+  def messages(*texts):
+    return [line.partition(': ')[2] for line in errors(*texts, files=[str(file)])]
+
+  expected = hint.format('MyMixer', file)
+  assert messages(GOOD + 'Block.mixer = @MyMixer\nMyMixer.size = 2\n') == [expected, expected]
+  assert messages(GOOD, '--gin.Block.mixer=@MyMixer') == [hint.format('MyMixer', 'the gin file')]
+  # A function too; a module that is imported already only lacks the name.
+  (folder / 'unimported_mixer.py').write_text('def my_relu(x):\n  return x\n')
+  assert messages(GOOD + 'MLP.activation = @my_relu\n') == [hint.format('my_relu', file)]
+  monkeypatch.setitem(sys.modules, 'unimported_mixer', sys)
+  expected = "no part named 'my_relu'; did you mean 'relu'?"
+  assert messages(GOOD + 'MLP.activation = @my_relu\n') == [expected]

@@ -160,3 +160,14 @@ def test_an_error_in_a_module_of_the_user_names_its_line(
   layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=2']
   assert main(['test-part', *layer, '--encoding', f'own_errors.{name}', '--trust']) == 2
   assert capsys.readouterr().err.startswith(f't2x: {message}')
+
+
+def test_a_part_without_its_module_is_named_with_it(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'own_unnamed_parts.py').write_text(OWN_ERRORS + OWN)
+  monkeypatch.chdir(tmp_path)
+  assert main(['test-part', 'Shifted']) == 2
+  expected = 't2x: own_unnamed_parts.py defines {0}: write own_unnamed_parts.{0}\n'
+  assert capsys.readouterr().err == expected.format('Shifted')
+  layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=2']
+  assert main(['test-part', *layer, '--encoding', 'ReadsShape']) == 2
+  assert capsys.readouterr().err == expected.format('ReadsShape')
