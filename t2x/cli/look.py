@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import read_text
+from t2x.base.packages import require
 from t2x.cli.options import add_checkpoint, count
 from t2x.cli.prompts import check_text
 
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
   folders: dict[Literal['png', 'svg'], str | None] = {'png': args.png, 'svg': args.svg}
   for suffix, folder in folders.items():
     if folder is not None:
+      require({'matplotlib': (f'--{suffix}',)})
       check_folder(f'--{suffix}', Path(folder))
     if folder is not None and any(Path(folder).resolve() == p.resolve().parent for p in read):
       raise UserError(f'--{suffix} {folder} is the folder of --input: pictures may replace it')

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t2x.base.errors import UserError
-from t2x.base.packages import command
+from t2x.base.packages import command, require
 from t2x.cli.options import add_json, assignments, positive, refuse
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
   folder = Path(args.sweep)
   if args.latex is not None:
     _check_latex(Path(args.latex))
+  if args.figures:
+    require({'matplotlib': ('--figures',)})
   for results in report.watch(folder, args.every if args.watch else None):
     if args.latex is not None:
       _write_latex(args, results)

@@ -15,6 +15,7 @@ from t2x.base import interpreter
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
 from t2x.base.json_files import Damaged
+from t2x.base.packages import is_installed
 from t2x.base.text_table import fold, terminal_width
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.plan_table import groups_table, plan_table, to_run, withheld
@@ -187,7 +188,8 @@ def _print_verdicts(folder: Path) -> None:
     return
   write_report(folder, results)
   print(f'\n{verdict_text(results, terminal_width())}\n')
-  print(f'report  {folder / "report.html"}\nnext    t2x report {folder} --figures')
+  figures = ' --figures' if is_installed('matplotlib') else ''
+  print(f'report  {folder / "report.html"}\nnext    t2x report {folder}{figures}')
 
 
 def _stages(

@@ -2,9 +2,11 @@
 
 import json
 import re
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -55,6 +57,17 @@ def test_pages_without_out_are_in_the_run_and_replace_none(run, t2x, tmp_path, m
     assert (code, stdout) == (0, f'{run / name}\n'), err
   assert data_of(run / 'look.html') == data_of(run / 'look-2.html')
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('kind', ['png', 'svg'])
+def test_pictures_without_matplotlib_are_refused_before_the_page(
+  run, t2x, tmp_path, monkeypatch, kind
+):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  out = tmp_path / 'page.html'
+  code, stdout, err = t2x('look', run, '--prompt', 'ab', '--out', out, f'--{kind}', tmp_path / 'f')
+  assert (code, stdout) == (2, '') and not list(tmp_path.iterdir())
+  assert f"packages are not installed: matplotlib (--{kind}): pip install 't2x[report]'" in err
 
 
 FOLDERS = """

@@ -131,14 +131,16 @@ def test_a_dry_run_leaves_no_files(sweep, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
-def test_an_earlier_report_with_other_settings_is_named_before_the_trials(sweep, monkeypatch):
-  def end(self, trials, folder, on_end):
-    for trial in trials:
-      metrics = {'loss': 2 + 0.01 * trial.seed, 'accuracy': 0.5}
-      outcome = Outcome(status='finished', metrics=metrics, made_by={'t2x': 'test'})
-      write_outcome(folder / trial.folder, outcome)
+def end_at_once(self, trials, folder, on_end):
+  """As `InProcess.run`, without training."""
+  for trial in trials:
+    metrics = {'loss': 2 + 0.01 * trial.seed, 'accuracy': 0.5}
+    outcome = Outcome(status='finished', metrics=metrics, made_by={'t2x': 'test'})
+    write_outcome(folder / trial.folder, outcome)
 
-  monkeypatch.setattr(InProcess, 'run', end)
+
+def test_an_earlier_report_with_other_settings_is_named_before_the_trials(sweep, monkeypatch):
+  monkeypatch.setattr(InProcess, 'run', end_at_once)
   code, told = sweep('--gin.Sweep.seeds=3', '--gin.Trainer.num_steps=6')
   assert code == 0 and 'exploratory' not in told.err
   reason = 'configs of baseline and variants changed after the report of '
@@ -148,6 +150,16 @@ def test_an_earlier_report_with_other_settings_is_named_before_the_trials(sweep,
     assert 'if that report was only a test, use another --out' in told.err
   code, told = sweep('--gin.Sweep.seeds=4', out='another')
   assert code == 0 and 'exploratory' not in told.err
+
+
+@pytest.mark.parametrize('installed', [True, False])
+def test_figures_are_suggested_only_with_matplotlib(sweep, tmp_path, monkeypatch, installed):
+  monkeypatch.setattr(InProcess, 'run', end_at_once)
+  if not installed:
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  _, told = sweep()
+  command = f'next    t2x report {tmp_path}/out/study'
+  assert told.out.splitlines()[-1] == command + ' --figures' * installed
 
 
 @pytest.mark.nightly

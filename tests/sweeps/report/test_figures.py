@@ -1,6 +1,7 @@
 """Figures of a sweep for papers."""
 
 import re
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -61,6 +62,14 @@ def test_the_figures_have_the_numbers_of_the_report(sweep, monkeypatch):
   for line, row in zip(curves, rows, strict=True):
     assert (line.get_xdata()[0], line.get_xdata()[-1]) == axes['curves'].get_xlim() == (10, 100)
     assert line.get_ydata()[-1] == pytest.approx(row.summary.mean, rel=1e-4)
+
+
+def test_figures_without_matplotlib_are_refused_before_the_report(sweep, monkeypatch, capsys):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  folder = sweep()
+  assert main(['report', str(folder), '--figures']) == 2
+  assert 'matplotlib (--figures): pip install' in capsys.readouterr().err
+  assert not (folder / 'report.html').exists() and not (folder / 'looks.json').exists()
 
 
 def test_a_sweep_without_results_has_no_figures_and_a_fit_is_refused(sweep, capsys):
