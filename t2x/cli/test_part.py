@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
   try:
     subject = Subject(part, args.d_model, encode)
     for outcome in check_part(subject):
-      detail = f': {outcome.detail}' if outcome.detail else ''
+      form = ' ({})' if outcome.status == 'not applicable' else ': {}'
+      detail = form.format(outcome.detail) if outcome.detail else ''
       print(f'{outcome.status:14}  {outcome.contract}{detail}', flush=True)
       failed |= outcome.status == 'failed'
   except UserError:

@@ -53,7 +53,7 @@ class Outcome:
   Attributes:
     contract: name of the contract.
     status: 'passed', 'refused' (the part raised UserError), 'failed' or 'not applicable'.
-    detail: the error message, or the difference between the results.
+    detail: the error message, the difference between the results, or why the contract does not apply.
   """
 
   contract: str
@@ -436,46 +436,75 @@ def _text(function: Callable[..., Any], *arguments: Any) -> str:
   return re.sub(' at 0x[0-9a-f]+', '', '\n'.join([str(program), *constants]))
 
 
-# Name -> check, and predicate of the parts that it applies to.
-CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]] = {
-  'rows are independent': (rows_are_independent, lambda subject: True),
-  'tokens are independent': (tokens_are_independent, lambda subject: not subject.mixes),
-  'outputs ignore later tokens': (outputs_ignore_later_tokens, lambda subject: subject.mixes),
-  'outputs ignore tokens later in the order': (
-    outputs_ignore_tokens_later_in_the_order,
-    lambda subject: True,
+@dataclasses.dataclass(frozen=True)
+class Contract:
+  """A contract of the interfaces.
+
+  Attributes:
+    check: raises ContractViolation if a part violates it.
+    applies: whether it applies to a part.
+    otherwise: reason why it does not apply to other parts.
+    advice: frequent cause of a violation and its remedy, or ''.
+  """
+
+  check: Callable[[Subject], None]
+  applies: Callable[[Subject], bool] = lambda subject: True
+  otherwise: str = ''
+  advice: str = ''
+
+
+CONTRACTS = {
+  'rows are independent': Contract(rows_are_independent),
+  'tokens are independent': Contract(
+    tokens_are_independent, lambda subject: not subject.mixes, 'the part reads the pattern'
   ),
-  'padding is not read': (padding_is_not_read, lambda subject: True),
-  'packed rows equal separate rows': (packed_rows_equal_separate_rows, lambda subject: True),
-  'decoding equals the forward pass': (decoding_equals_the_forward_pass, lambda subject: True),
-  'prompts of different lengths decode': (
+  'outputs ignore later tokens': Contract(
+    outputs_ignore_later_tokens, lambda subject: subject.mixes, 'the part reads no pattern'
+  ),
+  'outputs ignore tokens later in the order': Contract(outputs_ignore_tokens_later_in_the_order),
+  'padding is not read': Contract(padding_is_not_read),
+  'packed rows equal separate rows': Contract(packed_rows_equal_separate_rows),
+  'decoding equals the forward pass': Contract(
+    decoding_equals_the_forward_pass,
+    advice='if an encoding causes it, use the positions of q_tokens, not indices',
+  ),
+  'prompts of different lengths decode': Contract(
     prompts_of_different_lengths_decode,
     lambda subject: subject.length >= 5,
+    'rows have fewer than 5 tokens',
   ),
-  'copies follow their parents': (
+  'copies follow their parents': Contract(
     copies_follow_their_parents,
     lambda subject: subject.length >= 7,
+    'rows have fewer than 7 tokens',
   ),
-  'gradients are finite': (gradients_are_finite, lambda subject: True),
-  'bfloat16 is close': (bfloat16_is_close, lambda subject: True),
-  'sums over time in bfloat16 are close': (bfloat16_sums_over_time_are_close, _has_loop),
-  'undeclared inputs are not read': (undeclared_inputs_are_not_read, lambda subject: True),
-  'rematerialisation changes nothing': (rematerialisation_changes_nothing, lambda subject: True),
-  'settings change something': (settings_change_something, lambda subject: True),
-  'devices change nothing': (devices_change_nothing, lambda subject: len(jax.devices()) > 1),
+  'gradients are finite': Contract(gradients_are_finite),
+  'bfloat16 is close': Contract(bfloat16_is_close),
+  'sums over time in bfloat16 are close': Contract(
+    bfloat16_sums_over_time_are_close, _has_loop, 'its gradients have no loop over time'
+  ),
+  'undeclared inputs are not read': Contract(undeclared_inputs_are_not_read),
+  'rematerialisation changes nothing': Contract(rematerialisation_changes_nothing),
+  'settings change something': Contract(settings_change_something),
+  'devices change nothing': Contract(
+    devices_change_nothing,
+    lambda subject: len(jax.devices()) > 1,
+    'one device: JAX_NUM_CPU_DEVICES=8',
+  ),
 }
 
 
 def check_part(subject: Subject) -> Iterator[Outcome]:
   """Checks all contracts that apply to a part."""
-  for name, (check, applies) in CONTRACTS.items():
-    if not applies(subject):
-      yield Outcome(name, 'not applicable')
+  for name, contract in CONTRACTS.items():
+    if not contract.applies(subject):
+      yield Outcome(name, 'not applicable', contract.otherwise)
       continue
     try:
-      check(subject)
+      contract.check(subject)
     except ContractViolation as error:
-      yield Outcome(name, 'failed', str(error))
+      advice = f'; {contract.advice}' if contract.advice else ''
+      yield Outcome(name, 'failed', f'{error}{advice}')
     except UserError as error:
       yield Outcome(name, 'refused', str(error))
     else:

@@ -25,7 +25,14 @@ def test_a_user_part_is_tested_and_its_broken_contracts_are_named(tmp_path, monk
   arguments = ['test-part', 'own_parts_to_test.Shifted', '--trust']
   assert main([*arguments, '--gin.Shifted.shift=0']) == 0
   lines = capsys.readouterr().out.splitlines()
-  assert [line[16:] for line in lines] == list(CONTRACTS)
+  assert [line[16:].partition(' (')[0] for line in lines] == list(CONTRACTS)
+  # Each contract that does not apply has a reason.
+  reasons = {line[16:].rstrip(')') for line in lines if line.startswith('not applicable')}
+  assert reasons == {
+    'outputs ignore later tokens (the part reads no pattern',
+    'sums over time in bfloat16 are close (its gradients have no loop over time',
+    'devices change nothing (one device: JAX_NUM_CPU_DEVICES=8',
+  }
   assert main(arguments) == 1
   assert 'failed          tokens are independent: ' in capsys.readouterr().out
 
@@ -171,3 +178,28 @@ def test_a_part_without_its_module_is_named_with_it(tmp_path, monkeypatch, capsy
   layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=2']
   assert main(['test-part', *layer, '--encoding', 'ReadsShape']) == 2
   assert capsys.readouterr().err == expected.format('ReadsShape')
+
+
+INDICES = """
+import jax.numpy as jnp
+from t2x.layers import PositionEncoding
+
+class Indices(PositionEncoding):
+  def __init__(self, d_model: int, *, rngs): ...
+
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    queries, keys = (jnp.arange(tokens.positions.shape[1]) for tokens in (q_tokens, k_tokens))
+    return -0.5 * jnp.abs(queries[:, None] - keys).astype(jnp.float32)[None, None]
+"""
+
+
+def test_an_encoding_that_uses_indices_is_advised_to_use_positions(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'own_indices.py').write_text(INDICES)
+  monkeypatch.chdir(tmp_path)
+  contract = 'decoding equals the forward pass'
+  monkeypatch.setattr('t2x.testing.contracts.CONTRACTS', {contract: CONTRACTS[contract]})
+  layer = ['MultiHeadAttention', '--gin.MultiHeadAttention.num_heads=1']
+  assert main(['test-part', *layer, '--encoding', 'own_indices.Indices', '--trust']) == 1
+  (line,) = capsys.readouterr().out.splitlines()
+  assert line.startswith(f'failed          {contract}: tokens ')
+  assert line.endswith('; if an encoding causes it, use the positions of q_tokens, not indices')
