@@ -84,6 +84,17 @@ def test_a_folder_that_cannot_be_written_is_refused(folder, capsys, monkeypatch)
   assert not list(folder.iterdir())
 
 
+def test_a_sweep_is_announced_as_an_example_of_head_counts(folder, capsys):
+  assert main(['new', 'sweep', 'dropout']) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[:2] == [
+    'wrote dropout.gin: an example that compares head counts; edit variants',
+    'wrote dropout_base.gin',
+  ]
+  # The announcement describes the template.
+  assert "'heads_1': {'MultiHeadAttention.num_heads': 1}" in (folder / 'dropout.gin').read_text()
+
+
 def test_no_file_is_replaced(folder, capsys):
   (folder / 'test_my_glu.py').write_text('mine')
   assert main(['new', 'part', 'MyGLU']) == 2

@@ -88,10 +88,13 @@ def run(args: argparse.Namespace) -> int:
     )
   if args.kind != 'sweep' and importlib.util.find_spec(module) is not None:
     raise UserError(f'{module}.py would hide the Python module {module}: choose another name')
+  sweep = f'{module}.gin' if args.kind == 'sweep' else None
   for name, text in texts.items():
     with output_file('', Path(name)) as file:
       file.write(text)
-    print(f'wrote {name}')
+    # The name of a sweep, unlike that of a class, looks like a choice of the settings to compare.
+    note = ': an example that compares head counts; edit variants' if name == sweep else ''
+    print(f'wrote {name}{note}')
   if any('pytest' in command for command in commands) and not is_installed('pytest'):
     commands = ['pip install pytest', *commands]
   print('try:\n' + '\n'.join(f'  {command}' for command in commands))
