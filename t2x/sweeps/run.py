@@ -390,8 +390,10 @@ def _local_counts(requested: Local, quiet: bool = False) -> tuple[int, int]:
   devices = len(names) or jax.local_device_count()
   processes = requested.processes or (min(cores(), _MAX_PROCESSES) if on_cpu else devices)
   together = requested.together or default_together()
-  order = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
-  count = 'one process' if processes == 1 else f'{processes} processes'
+  count = 'one process' if processes == 1 else f'{processes} processes, each'
+  trials = 'one trial at a time'
+  if together > 1:
+    trials = f'up to {together} trials of a program together (vmap)'
   if not quiet:
-    print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')
+    print(f'on {device.device_kind}: {count} runs {trials} (--processes, --together)')
   return processes, together

@@ -80,6 +80,22 @@ def test_each_gpu_has_a_worker_by_default(machine):
   assert _local_counts(Local(processes=1, together=3)) == (1, 3)
 
 
+@pytest.mark.parametrize(
+  ('local', 'text'),
+  [
+    (Local(processes=1, together=1), 'one process runs one trial at a time'),
+    (Local(processes=2, together=1), '2 processes, each runs one trial at a time'),
+    (
+      Local(processes=1, together=8),
+      'one process runs up to 8 trials of a program together (vmap)',
+    ),
+  ],
+)
+def test_the_status_line_says_what_each_process_runs(capsys, local, text):
+  _local_counts(local)
+  assert capsys.readouterr().out == f'on cpu: {text} (--processes, --together)\n'
+
+
 def test_workers_inherit_the_environment_except_settings_of_the_parent(tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_OF_THE_USER', 'yes')
   monkeypatch.setenv('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
