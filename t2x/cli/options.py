@@ -123,13 +123,15 @@ def refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
       raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
 
 
-def assignments(option: str, texts: Iterable[str]) -> dict[str, str]:
-  """Returns the values by name of `NAME=VALUE` texts; raises UserError if one has no value."""
+def assignments(
+  option: str, texts: Iterable[str], advice: str = 'write NAME=VALUE'
+) -> dict[str, str]:
+  """Returns the values by name of `NAME=VALUE` texts; raises UserError, which ends in `advice`, if one has no value."""
   values = {}
   for text in texts:
     name, equals, value = text.partition('=')
     if not equals:
-      raise UserError(f"{option} '{text}' has no value: write NAME=VALUE")
+      raise UserError(f"{option} '{text}' has no value: {advice}")
     values[name] = value
   return values
 

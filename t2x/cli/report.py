@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 HELP = 'write results.csv, report.md and report.html of a finished or running sweep'
 TAKES_BINDINGS = False
 
+_LABEL = r'--label names a variant, VARIANT=LATEX; the label of the table is \label{tab:SWEEP}'
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
@@ -39,7 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--label',
     action='append',
     metavar='VARIANT=LATEX',
-    help="name of a variant in the LaTeX table, such as both='ALiBi and gate'; may be repeated",
+    help="name of a variant in the LaTeX table, such as both='ALiBi and gate'; may be repeated (the label of the table is "
+    r'\label{tab:SWEEP})',
   )
   parser.add_argument(
     '--figures',
@@ -97,13 +100,14 @@ def run(args: argparse.Namespace) -> int:
   from t2x.sweeps import report
 
   folder = Path(args.sweep)
+  labels = assignments('--label', args.label or (), _LABEL)
   if args.latex is not None:
     _check_latex(Path(args.latex))
   if args.figures:
     require({'matplotlib': ('--figures',)})
   for results in report.watch(folder, args.every if args.watch else None):
     if args.latex is not None:
-      _write_latex(args, results)
+      _write_latex(args, results, labels)
     if args.figures:
       from t2x.sweeps.report.figures import write_figures
 
@@ -120,11 +124,11 @@ def _check_latex(file: Path) -> None:
   check_output_file('--latex', file)
 
 
-def _write_latex(args: argparse.Namespace, results: 'Results') -> None:
+def _write_latex(args: argparse.Namespace, results: 'Results', labels: dict[str, str]) -> None:
   from t2x.base.files import output_file
   from t2x.sweeps.report.latex import latex
 
-  table = latex(results, args.caption, assignments('--label', args.label or ()))
+  table = latex(results, args.caption, labels)
   with output_file('--latex', Path(args.latex)) as out:
     out.write(table)
 

@@ -82,7 +82,12 @@ def test_the_caption_and_the_names_of_variants_are_chosen(sweep, tmp_path, capsy
   capsys.readouterr()
   for option, value, error in (
     ('--label', 'gegl=x', "--label: the sweep has no variant 'gegl'; did you mean 'geglu'?"),
-    ('--label', 'geglu', "--label 'geglu' has no value: write NAME=VALUE"),
+    (
+      '--label',
+      'tab:heads',
+      "--label 'tab:heads' has no value: --label names a variant, VARIANT=LATEX; the label of the table is "
+      r'\label{tab:SWEEP}',
+    ),
   ):
     assert main([*command, option, value]) == 2
     assert error in capsys.readouterr().err
