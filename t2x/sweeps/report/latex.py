@@ -55,6 +55,8 @@ def latex(
     f'  \\caption{{{caption}}}',
     f'  \\label{{tab:{name}}}',
     r'  \smallskip',
+    # Short names fit the text width of an article of 10 pt.
+    r'  \small\setlength{\tabcolsep}{4pt}',
     r'  \begin{tabular}{llrrrr}',
     r'    \toprule',
     f'    {" & ".join(map(_escaped, header))} \\\\',

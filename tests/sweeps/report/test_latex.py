@@ -119,9 +119,24 @@ def test_the_table_replaces_only_a_table_of_t2x(folder, tmp_path, capsys):
 @pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
 def test_the_table_compiles(folder, tmp_path):
   names = ['--label', r'vanilla=$d_k$ \& more', '--caption', r'Differences of \emph{loss}.']
-  assert main(['report', str(folder), '--latex', str(tmp_path / 'table.tex'), *names]) == 0
+  compiled(folder, tmp_path, *names)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
+def test_a_table_of_short_names_fits_the_text_width_of_an_article(sweep, tmp_path):
+  effects = {'vanilla': 0.0, 'heads_16': -0.12, 'heads_32': 0.01}
+  log = compiled(sweep(effects=effects, seeds=5), tmp_path)
+  assert 'inconclusive' in (tmp_path / 'table.tex').read_text()
+  assert 'Overfull' not in log, log
+
+
+def compiled(folder, tmp_path, *arguments):
+  """The log of pdflatex on the table in an article."""
+  assert main(['report', str(folder), '--latex', str(tmp_path / 'table.tex'), *arguments]) == 0
   page = r'\documentclass{article}\usepackage{booktabs}\begin{document}\input{table}\end{document}'
   (tmp_path / 'page.tex').write_text(page)
   command = ['pdflatex', '-halt-on-error', '-interaction=nonstopmode', 'page.tex']
   done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stdout[-2000:]
+  return done.stdout
