@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -178,6 +179,7 @@ def run(args: argparse.Namespace) -> int:
   if args.output:
     with output_file('--output', Path(args.output)) as file:
       _write(answers, args.output, file)
+    print(f'wrote {args.output}', file=sys.stderr)
     return 0
   for answer in answers:
     if args.json:

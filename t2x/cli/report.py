@@ -111,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
     if args.figures:
       from t2x.sweeps.report.figures import write_figures
 
-      write_figures(folder, results)
+      for path in write_figures(folder, results):
+        print(f'wrote {path}', file=sys.stderr)
     _print(args, results, [])
   return 0
 
@@ -131,6 +132,7 @@ def _write_latex(args: argparse.Namespace, results: 'Results', labels: dict[str,
   table = latex(results, args.caption, labels)
   with output_file('--latex', Path(args.latex)) as out:
     out.write(table)
+  print(f'wrote {args.latex}', file=sys.stderr)
 
 
 def _fit(args: argparse.Namespace) -> int:

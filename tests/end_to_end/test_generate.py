@@ -29,6 +29,7 @@ def test_the_output_has_a_line_for_each_prompt(run, t2x, tmp_path):
   source.write_bytes(lines('the', 'a', 'red'))
   code, out, err = t2x('generate', run, '--input', source, '--output', target, *FEW)
   assert (code, out) == (0, ''), err
+  assert f'wrote {target}\n' in err
   answers = [json.loads(line) for line in target.read_text().splitlines()]
   assert [answer['prompt'] for answer in answers] == ['the', 'a', 'red']
   assert all(len(answer['tokens']) <= 2 for answer in answers)

@@ -29,10 +29,12 @@ def axes_of(monkeypatch, folder):
   return seen
 
 
-def test_figures_are_svg_and_pdf_files_that_are_equal_for_equal_results(sweep):
+def test_figures_are_svg_and_pdf_files_that_are_equal_for_equal_results(sweep, capsys):
   folder = sweep()
   assert main(['report', str(folder), '--figures']) == 0
   first = files(folder)
+  wrote = [f'wrote {folder}/figures/{name}' for name in first]
+  assert sorted(capsys.readouterr().err.splitlines()) == sorted(wrote)
   assert sorted(first) == ['curves.pdf', 'curves.svg', 'differences.pdf', 'differences.svg']
   for name, content in first.items():
     if name.endswith('.svg'):

@@ -38,9 +38,10 @@ def test_the_table_has_the_numbers_of_the_report(folder, tmp_path):
   assert r'50\$ \textbackslash{}x\{\textasciitilde{}\textasciicircum{}\}' in lines[2]
 
 
-def test_the_caption_is_short_and_the_tests_stand_below(folder, tmp_path):
+def test_the_caption_is_short_and_the_tests_stand_below(folder, tmp_path, capsys):
   file = tmp_path / 'table.tex'
   assert main(['report', str(folder), '--latex', str(file)]) == 0
+  assert capsys.readouterr().err == f'wrote {file}\n'
   text = file.read_text()
   assert r'\caption{Differences in loss from vanilla (lower is better).}' in text
   below = text[text.index(r'\end{tabular}') :]
