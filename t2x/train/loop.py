@@ -125,7 +125,10 @@ def _train(
     ) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
   ):
-    logger.start_screen(rows, verbose)
+    if not eval_pending and next(run.steps(start), None) is None:
+      logger.nothing_to_do()
+    else:
+      logger.start_screen(rows, verbose)
     logger.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if eval_pending:

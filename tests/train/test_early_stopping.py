@@ -63,6 +63,14 @@ def test_a_run_stops_at_the_second_evaluation_after_the_best_and_keeps_the_best_
   assert best in checkpoints.steps()
 
 
+def test_a_run_that_stopped_early_has_nothing_to_do(whole, tmp_path, capsys):
+  folder = shutil.copytree(whole, tmp_path / 'run')
+  train(experiment(), folder, '')
+  assert capsys.readouterr().err.startswith(
+    f'{folder} is finished: nothing to do; --fresh starts over\n'
+  )
+
+
 def test_an_interrupted_run_stops_at_the_same_evaluation_with_the_same_state(whole, tmp_path):
   # Interrupted at every step: before and after each evaluation, and at the last one.
   for _ in range(200):

@@ -152,6 +152,24 @@ def test_a_finished_run_is_not_evaluated_again(evaluated, tmp_path, monkeypatch)
   assert metrics(folder) == metrics(evaluated)
 
 
+def test_a_finished_run_says_that_nothing_is_to_do(evaluated, tmp_path, capsys):
+  folder, message = tmp_path / 'run', 'run is finished: nothing to do; --fresh starts over'
+  shutil.copytree(evaluated, folder)
+  for quiet in (False, True):
+    train(points(**EVALUATES), folder, '', quiet=quiet)
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.endswith(message)
+    assert not any(line.startswith('steps') for line in others)
+    assert any(line.startswith('finished    30 steps') for line in others)
+  # The summary is that of the training.
+  assert (folder / 'summary.txt').read_text() == (evaluated / 'summary.txt').read_text()
+  shutil.rmtree(folder / 'checkpoints' / '30')
+  train(points(**EVALUATES), folder, '')
+  resumed = capsys.readouterr().err
+  assert '(resumed)' in resumed
+  assert message not in resumed
+
+
 def test_a_run_that_is_stopped_leaves_the_evaluation_to_its_next_start(evaluated, tmp_path):
   # The line of step 9 is written at step 10.
   ask = AtStep(9, lambda: signal.raise_signal(signal.SIGTERM))

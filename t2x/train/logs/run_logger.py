@@ -153,6 +153,12 @@ class RunLogger(contextlib.AbstractContextManager):
     (self.run.folder / 'summary.txt').write_text(f'{screen}\n{table}')
     self.terminal.print(f'{table}\n{screen}' if verbose else screen)
 
+  def nothing_to_do(self) -> None:
+    """Prints that the run was finished before; summary.txt keeps the start screen of its last training."""
+    self.terminal.print(
+      f'{self.run.folder} is finished: nothing to do; --fresh starts over', always=True
+    )
+
   def end_screen(self, metrics: Mapping[str, float]) -> None:
     """Prints the results of the run and the next commands, and sends the summary to the trackers."""
     if self.run.processes.first:
