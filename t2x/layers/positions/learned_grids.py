@@ -1,6 +1,8 @@
 """Learned position vectors of the patches of images (ViT, https://arxiv.org/abs/2010.11929) and of videos (ViViT,
 https://arxiv.org/abs/2103.15691; TimeSformer, https://arxiv.org/abs/2102.05095), interpolated for other sizes."""
 
+import functools
+import logging
 import math
 from typing import Literal
 
@@ -19,6 +21,8 @@ from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import Tokens
 
 __all__ = ['LearnedFrames', 'LearnedGrid', 'resize_grid']
+
+log = logging.getLogger('t2x')
 
 Interpolation = Literal['cubic', 'linear']
 
@@ -71,6 +75,7 @@ class LearnedGrid(PositionEncoding):
     # Gathered first: the compiler cannot go from features that fsdp splits to tokens that context splits.
     table, own = constrain(self.table[...], None, 'embed'), grid[-len(self.sides) :]
     if own != self.sides:
+      _log_resizing(self.sides, own)
       table = resize_grid(table, self.sides, own, num_extra, self.interpolation)
     if own != grid:
       repeated = jnp.tile(table[num_extra:], (grid[0], 1))
@@ -79,6 +84,13 @@ class LearnedGrid(PositionEncoding):
       plain = jnp.zeros((num_plain, table.shape[1]), table.dtype)
       table = jnp.concatenate([table[:num_extra], plain, table[num_extra:]])
     return x + broadcast(table, x.shape, x.dtype)
+
+
+@functools.cache
+def _log_resizing(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+  """Logs once that a table is resized in each step, which a wrong `height` would cause silently."""
+  sides = (' x '.join(map(str, grid)) for grid in (old, new))
+  log.info('positions: a table of {} is resized to {}'.format(*sides))
 
 
 class LearnedFrames(PositionEncoding):

@@ -61,3 +61,14 @@ def test_other_sizes_are_interpolated_along_each_axis():
 def test_other_grids_are_refused(encoding, grid, message):
   with pytest.raises(UserError, match=message):
     added(encoding, grid)
+
+
+def test_a_resized_table_is_logged_once(caplog):
+  caplog.set_level('INFO', 't2x')
+  # Other sides than in other tests of the process.
+  encoding = learned(LearnedGrid, height=5, width=7)
+  added(encoding, (5, 7))
+  assert not caplog.messages
+  for _ in range(2):
+    added(encoding, (8, 9))
+  assert caplog.messages == ['positions: a table of 5 x 7 is resized to 8 x 9']
