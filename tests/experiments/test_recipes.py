@@ -13,46 +13,48 @@ from t2x.experiments import read_experiment
 RUNS = Path(__file__).parents[2] / 'configs' / 'runs'
 
 
-class Imagenet2012(tfds.core.GeneratorBasedBuilder):
-  """A hundred images of a few pixels, with the features of TFDS's builder."""
+# Their names are those of TFDS's builders, which TFDS registers when it looks for a data set.
+with tfds.core.registered.skip_registration():
 
-  VERSION = tfds.core.Version('5.1.0')
+  class Imagenet2012(tfds.core.GeneratorBasedBuilder):
+    """A hundred images of a few pixels, with the features of TFDS's builder."""
 
-  def _info(self):
-    features = {
-      'image': tfds.features.Image(encoding_format='jpeg'),
-      'label': tfds.features.ClassLabel(num_classes=1000),
-      'file_name': tfds.features.Text(),
-    }
-    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+    VERSION = tfds.core.Version('5.1.0')
 
-  def _split_generators(self, dl_manager):
-    return {'train': self._generate_examples(100), 'validation': self._generate_examples(3)}
+    def _info(self):
+      features = {
+        'image': tfds.features.Image(encoding_format='jpeg'),
+        'label': tfds.features.ClassLabel(num_classes=1000),
+        'file_name': tfds.features.Text(),
+      }
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
-  def _generate_examples(self, count):
-    for i in range(count):
-      image = io.BytesIO()
-      Image.new('RGB', (40, 30), (2 * i,) * 3).save(image, 'jpeg')
-      image.seek(0)
-      yield i, {'image': image, 'label': 9 * i, 'file_name': f'{i}.JPEG'}
+    def _split_generators(self, dl_manager):
+      return {'train': self._generate_examples(100), 'validation': self._generate_examples(3)}
 
+    def _generate_examples(self, count):
+      for i in range(count):
+        image = io.BytesIO()
+        Image.new('RGB', (40, 30), (2 * i,) * 3).save(image, 'jpeg')
+        image.seek(0)
+        yield i, {'image': image, 'label': 9 * i, 'file_name': f'{i}.JPEG'}
 
-class Wmt14Translate(tfds.core.GeneratorBasedBuilder):
-  """Pairs of German and English, with the features of TFDS's builder."""
+  class Wmt14Translate(tfds.core.GeneratorBasedBuilder):
+    """Pairs of German and English, with the features of TFDS's builder."""
 
-  VERSION = tfds.core.Version('1.0.0')
-  BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en')]
+    VERSION = tfds.core.Version('1.0.0')
+    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name='de-en')]
 
-  def _info(self):
-    features = tfds.features.Translation(languages=('de', 'en'))
-    return tfds.core.DatasetInfo(builder=self, features=features)
+    def _info(self):
+      features = tfds.features.Translation(languages=('de', 'en'))
+      return tfds.core.DatasetInfo(builder=self, features=features)
 
-  def _split_generators(self, dl_manager):
-    return {name: self._generate_examples() for name in ('train', 'validation', 'test')}
+    def _split_generators(self, dl_manager):
+      return {name: self._generate_examples() for name in ('train', 'validation', 'test')}
 
-  def _generate_examples(self):
-    for i in range(8):
-      yield i, {'de': f'Haus {i}', 'en': f'house {i}'}
+    def _generate_examples(self):
+      for i in range(8):
+        yield i, {'de': f'Haus {i}', 'en': f'house {i}'}
 
 
 def batch(task, split):
