@@ -381,7 +381,7 @@ def test_a_printed_page_has_the_definitions_and_fits_the_paper(visit):
   page = visit()
   page.evaluate('dispatchEvent(new Event("beforeprint"))')
   page.emulate_media(media='print')
-  assert page.get_by_text('In the two-way model each variant').is_visible()
+  assert page.get_by_text('The two-way model estimates a noise variance').is_visible()
   assert not page.locator('.bar').is_visible()
   assert page.locator('#curves svg').bounding_box()['width'] < 700
   page.evaluate('dispatchEvent(new Event("afterprint"))')
