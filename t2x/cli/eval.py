@@ -23,8 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--split',
     metavar='NAME',
-    help="split of the data source, also used for Experiment.evaluations (default: the task's eval_split, and for each "
-    'of Experiment.evaluations its own split)',
+    help="split of the data source, in place of the task's eval_split and of the splits of Experiment.evaluations",
   )
   parser.add_argument(
     '--limit',

@@ -116,8 +116,8 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--stop',
     choices=('certain', 'current-length', 'full'),
-    help="beam search: stopping criterion; certain, current-length and full are Hugging Face's early_stopping='never', "
-    'False and True (default: certain)',
+    help="beam search: stopping criterion, with Hugging Face's early_stopping in brackets: certain ('never'), "
+    'current-length (False), full (True) (default: certain)',
   )
   group.add_argument('--temperature', type=score_scale, metavar='T', help='sampling temperature')
   group.add_argument(

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   source.add_argument(
     '--input',
     metavar='FILE',
-    help='input file with text, an image or audio; or the index of an example, except for text',
+    help='input file with text, an image or audio; instead of an image or audio file, the index of an example',
   )
   parser.add_argument(
     '--target',

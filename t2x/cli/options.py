@@ -48,7 +48,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     'files',
     nargs='+',
     metavar='FILE',
-    help='gin files, read in order; t2x:PATH is a file in t2x/configs, and NAME is a file in its folder runs',
+    help='gin files, read in order: a path, t2x:PATH for a file in t2x/configs, or a bare name for one in t2x/configs/runs',
   )
 
 

@@ -66,7 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action='append',
     default=[],
     metavar='NAME',
-    help='variant, or AXIS=VALUE of the grid, to leave out of the fit and predict; may be repeated',
+    help='leave this variant, or this AXIS=VALUE of the grid, out of the fit, and predict it with the fit; may be repeated',
   )
   fit.add_argument(
     '--predict',

@@ -61,8 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--stage',
     choices=('tune', 'untuned'),
-    help='with --group: stage of a sweep that has Sweep.tune, as printed by --groups (default: the trials with the tuned '
-    'values)',
+    help='with --group, in a sweep with Sweep.tune: the stage of group I, as printed by --groups; without it, the group is '
+    'one of the trials with the tuned values',
   )
   _add_runner(parser)
 
