@@ -145,7 +145,7 @@ def changed_settings(
   now = config_lib.resolved(config)
   if before.data:
     now = dataclasses.replace(now, data=data())
-  lines = (': '.join((path, f'{a} -> {b}')) for path, a, b in config_lib.differences(before, now))
+  lines = config_lib.change_lines(config_lib.differences(before, now))
   return [line for line in lines if not line.startswith(_IGNORED)]
 
 

@@ -51,12 +51,11 @@ def drawn(paths: Sequence[Path], width: float, height: float) -> Iterator[Any]:
   Raises:
     UserError: matplotlib is not installed, or a file cannot be written.
   """
-  matplotlib, figures = (
-    imported('matplotlib', 'a figure'),
-    imported('matplotlib.figure', 'a figure'),
-  )
+  matplotlib = imported('matplotlib', 'a figure')
+  from matplotlib.figure import Figure
+
   with matplotlib.rc_context(_STYLE):
-    figure = figures.Figure(figsize=(width, height), layout='constrained')
+    figure = Figure(figsize=(width, height), layout='constrained')
     yield figure
     for path in paths:
       save_figure(figure, path, dpi=200)

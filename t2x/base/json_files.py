@@ -143,10 +143,6 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
     if not isinstance(value, str):
       raise error(f'{where} is not a string')
     return printable(value, lines=hint is Lines)
-  if hint is bool:
-    if not isinstance(value, bool):
-      raise error(f'{where} is not true or false')
-    return value
   if not (is_integer(value) or (hint is float and is_number(value))):
     raise error(f'{where} is not {"an integer" if hint is int else "a number"}')
   return hint(value)

@@ -15,10 +15,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the differences between two configs, in code and data too; returns 1 if there are any."""
-  from t2x.config import differences
+  from t2x.config import change_lines, differences
   from t2x.experiments import resolve
 
   sides = [resolve(Path(side), args.overrides) for side in (args.a, args.b)]
-  lines = [f'{path}: {before} -> {after}' for path, before, after in differences(*sides)]
+  lines = change_lines(differences(*sides))
   print('\n'.join(lines) if lines else 'no difference')
   return 1 if lines else 0

@@ -4,7 +4,6 @@ A rendered config names the digests of its modules (pins). If a module has chang
 imported; without one, the config is refused.
 """
 
-import hashlib
 import importlib
 import importlib.util
 import logging
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from t2x.base.errors import error_line
 from t2x.config.parse import Import, Pin
-from t2x.config.sources import source_of, spec_of
+from t2x.config.sources import digest_of, source_of, spec_of
 from t2x.config.trusted import is_library, require_trust
 from t2x.config.values import Finding
 
@@ -183,7 +182,7 @@ def import_problem(module: str, error: BaseException) -> str:
 
 def _digest(file: str) -> str:
   with open(file, 'rb') as content:
-    return hashlib.sha256(content.read()).hexdigest()[:12]
+    return digest_of(content.read())
 
 
 def _digest_today(pin: Pin) -> str | None:

@@ -60,10 +60,13 @@ class Config:
     """Returns the shortest unambiguous name of a part."""
     return self.bindings.registry.name_of(part)
 
+  def _parts(self) -> list[Part]:
+    return [*{id(call.part): call.part for call in calls(self.root)}.values()]
+
   def packages(self) -> dict[str, list[str]]:
     """Returns the optional packages that parts declare, each with the names of these parts."""
     users: dict[str, list[str]] = {}
-    for part in {id(call.part): call.part for call in calls(self.root)}.values():
+    for part in self._parts():
       for package in getattr(part.obj, 'packages', ()):
         users.setdefault(package, []).append(part.name)
     return users
@@ -72,7 +75,7 @@ class Config:
     """Returns remarks on a valid config, such as replaced bindings."""
     names = [f'{statement.target} ({statement.place})' for statement in self.replaced]
     notes = [f'not used, because their parts were replaced: {", ".join(names)}'] if names else []
-    for part in {id(call.part): call.part for call in calls(self.root)}.values():
+    for part in self._parts():
       if hidden := self.bindings.registry.hidden_by(part):
         notes.append(f'{part.name} is that of {part.obj.__module__}, not {" or ".join(hidden)}')
     return [*notes, *inherited_positions(self.root)]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from t2x.config.sources import Source, is_own
 __all__ = [
   'Resolved',
   'canonical',
+  'change_lines',
   'diff',
   'differences',
   'identity',
@@ -328,9 +329,12 @@ def _branches(tree: Tree) -> tuple[tuple[Any, ...] | None, dict[str, Tree]]:
 
 def diff(a: Config, b: Config) -> list[str]:
   """Lists the `differences`, one line each: `Experiment.model.d_model: 256 -> 512`."""
-  return [
-    f'{path}: {before} -> {after}' for path, before, after in differences(resolved(a), resolved(b))
-  ]
+  return change_lines(differences(resolved(a), resolved(b)))
+
+
+def change_lines(changes: Iterable[tuple[str, str, str]]) -> list[str]:
+  """Formats `differences` as lines."""
+  return [f'{path}: {before} -> {after}' for path, before, after in changes]
 
 
 def differences(a: Resolved, b: Resolved) -> list[tuple[str, str, str]]:

@@ -65,6 +65,11 @@ def source_of(name: str) -> Source | None:
   return source
 
 
+def digest_of(content: bytes) -> str:
+  """Returns the digest of the content of a module's file."""
+  return hashlib.sha256(content).hexdigest()[:12]
+
+
 def is_own(name: str) -> bool:
   """Returns whether a module is the user's: outside Python, t2x and installed libraries."""
   return not is_library(name.partition('.')[0])
@@ -136,7 +141,7 @@ def version_of(name: str) -> str | None:
 def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Source:
   file = Path(origin)
   path = name.replace('.', '/') + ('/__init__' if is_package else '') + ''.join(file.suffixes)
-  digest, imports, calls = hashlib.sha256(content).hexdigest()[:12], set[str](), frozenset[str]()
+  digest, imports, calls = digest_of(content), set[str](), frozenset[str]()
   if file.suffix == '.py':
     try:
       tree = ast.parse(content)

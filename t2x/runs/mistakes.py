@@ -77,7 +77,7 @@ def write_mistakes(loaded: Loaded, split: str, result: Evaluation, count: int, o
     scripts=(folder / 'mistakes.js',),
     data=data,
   )
-  with output_file('--out', out) as file:
+  with output_file('--mistakes', out) as file:
     file.write(page)
 
 

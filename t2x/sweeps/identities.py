@@ -160,6 +160,4 @@ def _named(made_by: Mapping[str, str], kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _earlier(name: str, changed: list[tuple[str, str, str]]) -> Earlier:
-  return Earlier(
-    name, (*(f'{path}: {before} -> {now}' for path, before, now in dict.fromkeys(changed)),)
-  )
+  return Earlier(name, (*config_lib.change_lines(dict.fromkeys(changed)),))
