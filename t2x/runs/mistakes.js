@@ -1,15 +1,3 @@
-'use strict';
-
-const data = JSON.parse(document.getElementById('data').textContent);
-
-/** Creates an element; strings are appended as text nodes, so that text of users is never parsed as HTML. */
-function html(tag, attributes, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...children);
-  return element;
-}
-
 const count = (value) => value.toLocaleString('en-US');
 const named = (label) => label < 0 ? 'none' : data.classes[label];
 const cells = (values) => values.map((value) => html('td', {}, value));
