@@ -100,7 +100,7 @@ def lowered(size: Size, experts: int | None, dispatch, ragged: bool) -> tuple:
   import jax
   import jax.numpy as jnp
 
-  from t2x.base.hyperparameters import in_step
+  from t2x.base.step import in_step
 
   def build():
     part = layer(size, experts, dispatch)

@@ -1,4 +1,4 @@
-"""Values that a step passes to its parts without an argument, and hyperparameters that are inputs of a step.
+"""Hyperparameters that are inputs of a step.
 
 Hyperparameters that vary between the trials of a sweep are float32 scalar inputs of a step. A field annotated
 `float | Hyperparameter` (`TunableRate` and others in `t2x.base.ranges`) is a number, or a
@@ -6,13 +6,11 @@ reference to an input of the step if trials share a compiled program. Read both 
 a number, because the program skips computation for it; `rate == 0.0` is False for a reference.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from t2x.base.errors import UserError
+from t2x.base.step import step_context
 
 if TYPE_CHECKING:
   import jax
@@ -44,81 +42,6 @@ class Hyperparameter:
 
 
 Tunable = float | Hyperparameter
-
-
-@dataclasses.dataclass(frozen=True)
-class StepContext:
-  """Values of the step that is being traced, which its parts read without an argument.
-
-  Attributes:
-    scalars: float32 scalars by name of the `Hyperparameter`.
-    layout: sharding of the activations, a `t2x.layers.constraints.Layout`; None leaves it to the compiler.
-    step: number of train steps taken, int32 []; None outside of a train step.
-    plain: whether operations with gradients of their own are replaced by plain ones.
-    micro_batches: number of parts into which a train step splits its batch (`Trainer.accumulate`).
-    target: platform that the program is traced for, 'cpu', 'gpu' or 'tpu'; None: that of this process. See `target`.
-    groups: the part of each row while several parts of one class are applied together, a
-      `t2x.layers.grouped.Groups`; None elsewhere.
-  """
-
-  scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  layout: Any = None
-  step: Any = None
-  plain: bool = False
-  micro_batches: int = 1
-  target: str | None = None
-  groups: Any = None
-
-
-# The only context variable that a step reads.
-_DEFAULTS = StepContext()
-_CONTEXT: contextvars.ContextVar[StepContext] = contextvars.ContextVar('step', default=_DEFAULTS)
-
-
-def step_context() -> StepContext:
-  """Returns the values of the innermost `in_step`, or the defaults outside of it."""
-  return _CONTEXT.get()
-
-
-@contextlib.contextmanager
-def in_step(**fields: Any) -> Iterator[None]:
-  """Sets these fields of the `StepContext` inside the context.
-
-  Enter it inside the traced function with its arguments, so that the values are inputs of the compiled program.
-  """
-  token = _CONTEXT.set(dataclasses.replace(_CONTEXT.get(), **fields))
-  try:
-    yield
-  finally:
-    _CONTEXT.reset(token)
-
-
-def target() -> str:
-  """Returns the platform that the traced program is for: 'cpu', 'gpu' or 'tpu'.
-
-  A program may be traced for devices that this machine does not have: `in_step(target='tpu')`. What is compiled inside a
-  function with its own `jax.jit` keeps the platform of its first trace.
-  """
-  own = step_context().target
-  if own is None:
-    import jax
-
-    return jax.default_backend()
-  return own
-
-
-def check_whole_batch(what: str, instead: str) -> None:
-  """Raises UserError in a train step that splits its batch into micro-batches.
-
-  Args:
-    what: what depends on all rows of a batch, for the error.
-    instead: what to use with micro-batches.
-  """
-  parts = step_context().micro_batches
-  if parts > 1:
-    raise UserError(
-      f'{what} all tokens of a batch, which Trainer.accumulate = {parts} splits: set it to 1, or {instead}'
-    )
 
 
 def scalar(value: Tunable) -> 'float | jax.Array':

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from t2x.base.hyperparameters import step_context
+from t2x.base.step import step_context
 
 Axis = str | EllipsisType | None
 

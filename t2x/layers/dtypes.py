@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.base.hyperparameters import target
+from t2x.base.step import is_plain, target
 from t2x.layers.constraints import num_parts
-from t2x.layers.one_cpu import is_plain, repeat
+from t2x.layers.one_cpu import repeat
 
 Tree = TypeVar('Tree')
 

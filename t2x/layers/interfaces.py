@@ -117,7 +117,7 @@ class Call:
     repeat: index of the group, a traced int32.
     layer: number of the layer in its body, from 0; a traced int32.
     key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
-    step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.base.hyperparameters.in_step`).
+    step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.base.step.in_step`).
     drop: probability with which each branch of a block is dropped for a row (stochastic depth), float32 [];
       None: 0. Sublayers get None.
     record: names of the intermediate arrays to return in `Result.recorded`.

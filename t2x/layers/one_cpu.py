@@ -1,4 +1,4 @@
-"""Operations for one CPU device, whose gradients XLA computes fast there, and the switch that replaces them by plain ones.
+"""Operations for one CPU device, whose gradients XLA computes fast there.
 
 XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients of
 some kernels, and at sums over rows. It computes a product in bfloat16 with the CPU's instructions only if the result is
@@ -9,7 +9,6 @@ this; elsewhere they are the plain operations, which the compiler splits over de
 measurements.
 """
 
-import contextlib
 import functools
 import math
 
@@ -18,22 +17,8 @@ import jax.numpy as jnp
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import in_step, step_context, target
+from t2x.base.step import is_plain, target
 from t2x.layers.constraints import num_devices
-
-
-def plain_operations() -> contextlib.AbstractContextManager[None]:
-  """Replaces operations with gradients of their own by plain ones in everything traced in the context, which then has
-  forward-mode derivatives too (`jax.jvp`).
-
-  Enter it inside a traced function: a compiled function is not traced again.
-  """
-  return in_step(plain=True)
-
-
-def is_plain() -> bool:
-  """Returns whether the program is traced with `plain_operations`."""
-  return step_context().plain
 
 
 def on_one_cpu() -> bool:

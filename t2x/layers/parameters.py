@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import Tunable, scalar, step_context
+from t2x.base.hyperparameters import Tunable, scalar
+from t2x.base.step import step_context
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.grouped import grouped_product

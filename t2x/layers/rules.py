@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.layers.one_cpu import is_plain
+from t2x.base.step import is_plain
 
 __all__ = ['Fixed', 'Rule', 'reported']
 

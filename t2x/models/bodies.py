@@ -8,8 +8,8 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Size, TunableRate
+from t2x.base.step import step_context
 from t2x.layers import (
   Call,
   Causal,

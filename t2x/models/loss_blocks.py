@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jaxtyping import Array, Float, Int
 
-from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
+from t2x.base.step import is_plain, target
 from t2x.layers.dtypes import Dtypes, add_sums, zero_sums
-from t2x.layers.one_cpu import is_plain
 from t2x.models.losses import Sums
 
 # Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`tokens_per_block`).

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.hyperparameters import Tunable, scalar
+from t2x.base.step import is_plain
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.one_cpu import is_plain
 from t2x.models.ranks import exceeds
 
 # Name -> (weighted sum, total weight). A metric is their quotient.

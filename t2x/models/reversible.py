@@ -15,11 +15,11 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size, TunableRate
+from t2x.base.step import is_plain
 from t2x.layers import NO_AUX, Aux, BranchWiring, Cache, Call, InputMemory, Result
 from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.one_cpu import is_plain
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch

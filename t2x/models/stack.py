@@ -17,8 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import scalar, target
+from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
+from t2x.base.step import target
 from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.parallel.mesh import BATCH_AXES
 from t2x.parallel.sharding import Activations
 

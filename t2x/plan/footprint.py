@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.interpreters import partial_eval
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import XLA, AttentionInputs, Auto, Blockwise, Kernel, PallasMHA, Splash
 from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array, Totals
 from t2x.plan.shards import Spec, spec_of
@@ -73,7 +73,7 @@ def footprint(program: Program, target: str | None = None) -> Footprint:
 
   Args:
     program: its mesh may be abstract.
-    target: platform of the devices; see `t2x.base.hyperparameters.target`. None: that of this process.
+    target: platform of the devices; see `t2x.base.step.target`. None: that of this process.
   """
   state, batch = program.abstract, program.batch()
   totals = _totals(program, (state, program.frozen, batch), target)

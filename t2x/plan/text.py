@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.base.text_table import text_table
 from t2x.parallel.report import format_bytes
 from t2x.plan.cost import collective_seconds

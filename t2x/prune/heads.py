@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers.arrays import name_of
 from t2x.models import Stack
 from t2x.parallel import Activations

@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import Call, Causal, Ordered, RoPE, Slots, Source, Tokens
 from t2x.layers.attention.cache import SharedSlots
 from t2x.layers.constraints import constrain

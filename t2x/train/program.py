@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import initialized, named_key
 from t2x.parallel import (
   Activations,

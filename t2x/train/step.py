@@ -11,7 +11,7 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers.constraints import Layout, constrain
 from t2x.layers.keys import row_keys
 from t2x.models.losses import Sums

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, in_step, scalar, target
+from t2x.base.hyperparameters import Hyperparameter, scalar
 from t2x.base.ranges import TunableRate
+from t2x.base.step import in_step
 from t2x.config.signature import describe
 from t2x.config.type_check import is_tunable
 from t2x.data import Bytes, TextFiles
@@ -28,7 +29,6 @@ from t2x.layers import (
   dropout,
 )
 from t2x.layers.attention.kernels import AttentionInputs, Auto, Blockwise, Dense, DotProduct
-from t2x.layers.one_cpu import on_one_cpu
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.models.losses import classification_sums
 from t2x.tasks import CausalLM, TaskOutput
@@ -289,18 +289,3 @@ def test_a_reference_has_a_value_only_inside_a_step():
     assert scalar(RATE) == np.float32(0.5)
   with pytest.raises(UserError, match=r'PreNorm\.dropout_rate .* read outside of a training step'):
     scalar(RATE)
-
-
-def test_the_target_is_this_machine_unless_a_program_is_traced_for_another():
-  assert target() == jax.default_backend() == 'cpu'
-  with in_step(target='tpu'):
-    with in_step(step=3):
-      assert target() == 'tpu'
-    assert on_one_cpu() is False
-  assert on_one_cpu() is True
-
-
-def test_layers_and_models_ask_for_the_target_only():
-  files = [path for part in ('layers', 'models') for path in (ROOT / 't2x' / part).rglob('*.py')]
-  assert files
-  assert not [path for path in files if 'default_backend' in path.read_text()]

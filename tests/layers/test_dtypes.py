@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import (
   FixupWiring,
   LearnedGrid,

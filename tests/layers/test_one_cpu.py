@@ -13,7 +13,7 @@ from equations import equations, products
 from flax import nnx
 from halved import Halved
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import (
   Call,
   Causal,

@@ -8,7 +8,7 @@ from equations import products
 from flax import nnx
 from halved import Halved
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import Linear, WeightNormLinear, initialized, lecun_normal, param, stacked, zeros
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from t2x.base.step import plain_operations
 from t2x.layers import (
   AttentionInputs,
   Blockwise,
@@ -21,7 +22,6 @@ from t2x.layers import (
   T5Bias,
   Tokens,
 )
-from t2x.layers.one_cpu import plain_operations
 from t2x.models import Classifier, Decoder, Encoder, ReversibleStack, TiedHead, VisionTransformer
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.base.hyperparameters import Hyperparameter, in_step
+from t2x.base.hyperparameters import Hyperparameter
+from t2x.base.step import in_step
 from t2x.layers import TokenEmbedding, normal
 from t2x.models import LMHead, TiedHead, loss_blocks
 from t2x.models.loss_blocks import tokens_per_block

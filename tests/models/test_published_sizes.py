@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.experiments import read_config
 from t2x.layers import Dense
 from t2x.train.logs.flops import _multiply_adds, with_kernels

@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas.ops.gpu.attention import mha
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import XLA, Blockwise, Causal, Dense, LinearAttention
 from t2x.models import Block
 from t2x.models.remat import POLICIES

@@ -11,7 +11,8 @@ from applying import applied, empty
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, in_step
+from t2x.base.hyperparameters import Hyperparameter
+from t2x.base.step import in_step
 from t2x.layers import (
   MLP,
   Call,

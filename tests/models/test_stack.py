@@ -9,7 +9,7 @@ import pytest
 from applying import applied
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
 from t2x.layers.keys import row_keys
 from t2x.models import ParallelBlock

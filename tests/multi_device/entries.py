@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.data import Bytes
 from t2x.decode import Beam, Greedy, Sampling, generate, generation
 from t2x.decode.sampling import prompt_keys

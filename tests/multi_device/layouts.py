@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.experiments import read_config
 from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
 from t2x.layers.constraints import constrain

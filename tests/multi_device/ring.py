@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import (
   Blockwise,
   Causal,

@@ -13,7 +13,7 @@ from flax import nnx
 
 from eight_devices import split
 from loss_terms import assert_close
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import MLP, FromSource, FunnelPositions, MultiHeadAttention, PreNorm, ResiDual, Tokens
 from t2x.models import Block, Encoder, Funnel, Stack, SublayerBlock
 from t2x.parallel import Mesh

@@ -14,7 +14,7 @@ import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from eight_devices import split
 from flax import nnx
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import BatchBalance, Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward, Tokens, TopK, normal
 from t2x.layers.keys import row_keys
 from t2x.parallel import Mesh

@@ -8,7 +8,7 @@ from eight_devices import run_on_eight_devices
 SCRIPT = """
 import json
 import jax, jax.numpy as jnp, numpy as np
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers.constraints import constrain
 from t2x.layers.group_convolution import convolution
 from t2x.parallel import Activations, Mesh

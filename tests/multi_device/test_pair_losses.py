@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from loss_terms import assert_close
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.parallel import Activations, Mesh
 from t2x.tasks import PairRows, RingSigmoid, Sigmoid, SigmoidInBlocks
 from t2x.tasks.pair_losses import Scores

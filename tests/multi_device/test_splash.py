@@ -7,7 +7,7 @@ SCRIPT = """
 import functools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import AttentionInputs, Causal, Dense, DotProduct, Splash, Tokens
 from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.cli import main
 from t2x.layers.constraints import constrain, map_shards, num_parts
 from t2x.parallel import MESH_AXES, Activations, Mesh, check_shardings, sharding_table

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.base.hyperparameters import step_context
+from t2x.base.step import step_context
 from t2x.layers import MLP
 from t2x.layers.arrays import named_leaves
 from t2x.parallel import Activations, Mesh, Placed, module_of, runs_model, whole_rows

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import MLP, Call, Capacity, Dropless, GatedMLP, MixtureOfExperts, Tokens
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.plan.arrays import Array

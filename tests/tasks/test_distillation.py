@@ -10,7 +10,8 @@ import pytest
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import Hyperparameter, in_step
+from t2x.base.hyperparameters import Hyperparameter
+from t2x.base.step import in_step
 from t2x.config.type_check import is_tunable
 from t2x.tasks import Distillation, HiddenCosine, MixUp
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_lm import causal_lm, full_rows, lm
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import FavorPlus, LinearAttention, Tokens
 from t2x.models import Block, ReversibleStack, Stack
 from t2x.parallel import Mesh

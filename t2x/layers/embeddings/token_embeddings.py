@@ -13,11 +13,12 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
+from t2x.base.step import is_plain
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.embeddings.inputs import Input, TextEmbedding
 from t2x.layers.initializers import build_context, normal, xavier_uniform
-from t2x.layers.one_cpu import is_plain, multiply, multiply_transposed, on_one_cpu
+from t2x.layers.one_cpu import multiply, multiply_transposed, on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
 from t2x.layers.tokens import Tokens
 

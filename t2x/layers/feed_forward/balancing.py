@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.base.hyperparameters import check_whole_batch, scalar
+from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Size, TunableNonNegative
+from t2x.base.step import check_whole_batch
 from t2x.layers.initializers import zeros
 from t2x.layers.interfaces import Aux
 from t2x.layers.parameters import param

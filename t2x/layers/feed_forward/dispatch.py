@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import step_context
 from t2x.base.ranges import Positive, Size
+from t2x.base.step import step_context
 from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.counting import used_rows

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import check_whole_batch
 from t2x.base.ranges import Positive
+from t2x.base.step import check_whole_batch, is_plain
 from t2x.layers.constraints import map_shards, mesh_axes, num_parts
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward.dispatch import Dispatch
 from t2x.layers.grouped import Groups, block_size
 from t2x.layers.interfaces import Aux
 from t2x.layers.keys import named_key, row_keys
-from t2x.layers.one_cpu import is_plain
 
 __all__ = ['Dropless']
 

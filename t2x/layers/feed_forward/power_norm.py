@@ -12,11 +12,11 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Epsilon, Rate, Size
+from t2x.base.step import is_plain
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.feed_forward.mlp import FeedForward
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Call, Result
-from t2x.layers.one_cpu import is_plain
 from t2x.layers.parameters import param
 from t2x.layers.rules import Rule
 

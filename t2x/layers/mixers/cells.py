@@ -18,13 +18,14 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size, TunableRate
+from t2x.base.step import is_plain
 from t2x.layers.composites import replace_parts
 from t2x.layers.dtypes import add_sums, rounded_sums, zero_sums
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import named_key
 from t2x.layers.norms import norm_over
-from t2x.layers.one_cpu import is_plain, project
+from t2x.layers.one_cpu import project
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 
 __all__ = ['ElmanCell', 'GRUCell', 'LSTMCell', 'StackedCells']

@@ -158,7 +158,7 @@ class RandomFeatures(nnx.Module):
     if call.step is None and call.key is not None:
       raise UserError(
         f'{self._setting} needs the train step, but this call has a random key and no step: enter '
-        't2x.base.hyperparameters.in_step(step=step) in your train step, or leave the setting out'
+        't2x.base.step.in_step(step=step) in your train step, or leave the setting out'
       )
     draw = 0 if call.step is None else call.step // self.redraw_every
     key = jax.random.key(self.seed)

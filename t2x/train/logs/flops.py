@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.layers.counting import PAIRS, TOKEN_SUMS, share_of
 from t2x.models import LogitHead

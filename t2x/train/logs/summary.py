@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax import nnx
 
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.base.text_table import text_table
 from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.layers.attention.kernels import Auto

@@ -8,7 +8,7 @@ from flax import nnx
 from halved import Halved
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, Tokens, ones
 from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.models import LMHead

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step, step_context
+from t2x.base.step import in_step, plain_operations, step_context
 from t2x.layers import (
   MLP,
   Aux,
@@ -28,7 +28,6 @@ from t2x.layers import (
 )
 from t2x.layers.grouped import Groups, grouped_parts, grouped_product
 from t2x.layers.keys import row_keys
-from t2x.layers.one_cpu import plain_operations
 from t2x.layers.parameters import Linear
 
 BATCH, LENGTH, WIDTH, EXPERTS = 3, 30, 8, 5

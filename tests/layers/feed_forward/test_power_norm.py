@@ -9,8 +9,8 @@ from flax import nnx
 from tiny_lm import ATTENTION, causal_lm, full_rows, lm
 
 from t2x.base.errors import UserError
+from t2x.base.step import plain_operations
 from t2x.layers import MLP, Call, NoNorm, Plain, PowerNorm, PowerNormRule, Tokens
-from t2x.layers.one_cpu import plain_operations
 from t2x.models import SublayerBlock
 from t2x.parallel import Mesh
 from t2x.train import AdamW, Constant, Experiment, Program, Trainer

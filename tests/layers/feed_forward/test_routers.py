@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import (
   MLP,
   BatchBalance,

@@ -11,6 +11,7 @@ from flax import nnx
 from tiny_lm import lm
 
 from t2x.base.errors import UserError
+from t2x.base.step import plain_operations
 from t2x.layers import (
   Causal,
   ElmanCell,
@@ -25,7 +26,6 @@ from t2x.layers import (
 )
 from t2x.layers.initializers import building
 from t2x.layers.mixers.cells import run
-from t2x.layers.one_cpu import plain_operations
 from t2x.models import SublayerBlock
 
 part = functools.partial

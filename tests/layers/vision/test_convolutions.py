@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
+from t2x.base.step import plain_operations
 from t2x.layers import (
   ActivatedResidual,
   Call,
@@ -26,7 +27,6 @@ from t2x.layers import (
   SqueezeExcitation,
   Tokens,
 )
-from t2x.layers.one_cpu import plain_operations
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 part = functools.partial

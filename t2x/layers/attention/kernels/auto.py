@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Float
 
-from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
+from t2x.base.step import target
 from t2x.layers.attention.kernels.base import AttentionInputs, Kernel
 from t2x.layers.attention.kernels.blockwise import Blockwise
 from t2x.layers.attention.kernels.dense import Dense

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
+from t2x.base.step import is_plain
 from t2x.layers.constraints import constrain
-from t2x.layers.one_cpu import is_plain
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import RowLayout, Tokens

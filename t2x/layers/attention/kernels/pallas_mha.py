@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import target
 from t2x.base.ranges import Size
+from t2x.base.step import target
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,

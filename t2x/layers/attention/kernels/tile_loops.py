@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from t2x.base.step import is_plain
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -26,7 +27,6 @@ from t2x.layers.attention.kernels.base import (
 from t2x.layers.attention.masks import visible
 from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
-from t2x.layers.one_cpu import is_plain
 from t2x.layers.parameters import keep_probability
 from t2x.layers.patterns.algebra import Pattern
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.base.hyperparameters import target
+from t2x.base.step import target
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,

@@ -13,7 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers.attention.kernels import (
   XLA,
   AttentionInputs,

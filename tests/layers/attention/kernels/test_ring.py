@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import Auto, Blocks, Causal, Full, Global, Logits, Marked, Ring, Window
 from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
 from t2x.layers.attention.kernels.ring import _route

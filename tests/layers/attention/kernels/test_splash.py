@@ -12,7 +12,7 @@ from flax import nnx
 from halved import Halved
 
 from t2x.base.errors import UserError
-from t2x.base.hyperparameters import in_step
+from t2x.base.step import in_step
 from t2x.layers import (
   ALiBi,
   AttentionInputs,
