@@ -24,6 +24,7 @@ from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
 from t2x.data.random_erasing import *
 from t2x.data.recordings import *
+from t2x.data.report import *
 from t2x.data.resegmenting import *
 from t2x.data.samples.asterisk import *
 from t2x.data.samples.babel_dates import *
@@ -66,7 +67,6 @@ from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
 from t2x.data.spans import *
 from t2x.data.spectrograms import *
-from t2x.data.statistics import *
 from t2x.data.token_choices import *
 from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *

@@ -73,7 +73,7 @@ def write_mistakes(loaded: Loaded, split: str, result: Evaluation, count: int, o
   page = html_page(
     folder / 'mistakes.html',
     f'Mistakes on {split}',
-    styles=(resources.files('t2x.data') / 'statistics.css',),
+    styles=(resources.files('t2x.data') / 'report.css',),
     scripts=(resources.files('t2x.sweeps.report') / 'core.js', folder / 'mistakes.js'),
     data=data,
   )

@@ -10,7 +10,7 @@ pytestmark = NEEDS_CHROMIUM
 
 @pytest.fixture
 def page_file(tmp_path):
-  from test_statistics import Pairs
+  from test_report import Pairs
 
   source = Pairs({'source': 'a' * (i % 50 + 1), 'target': 'b' * (i % 7)} for i in range(400))
   tokenizer = Bytes().train([])

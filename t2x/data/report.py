@@ -228,10 +228,10 @@ def write_statistics(title: str, splits: Sequence[Statistics], out: Path) -> Non
   folder = resources.files('t2x.data')
   data = {'title': title, 'splits': [dataclasses.asdict(split) for split in splits]}
   page = html_page(
-    folder / 'statistics.html',
+    folder / 'report.html',
     title,
-    styles=(folder / 'statistics.css',),
-    scripts=(folder / 'statistics.js',),
+    styles=(folder / 'report.css',),
+    scripts=(folder / 'report.js',),
     data=data,
   )
   with output_file('--html', out) as file:

@@ -20,7 +20,7 @@ from t2x.data import (
   token_rows,
   write_statistics,
 )
-from t2x.data.statistics import _edges, _lengths
+from t2x.data.report import _edges, _lengths
 
 BYTES = Bytes().train([])
 
