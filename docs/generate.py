@@ -105,8 +105,10 @@ def systems_page() -> str:
   found = systems(ROOT)
   lines = [
     '# Systems',
-    f'{len(found)} systems of the literature, each with a config that trains it or the command that imports it, and the largest difference from an independent '
-    'implementation that its test measured, relative to the largest element. `t2x systems NAME` prints the test and the result.',
+    f'{len(found)} systems of the literature, each with a config that trains it or the command '
+    'that imports it, and the largest difference from an independent '
+    'implementation that its test measured, relative to the largest element. `t2x systems NAME` '
+    'prints the test and the result.',
   ]
   for group in dict.fromkeys(system.group for system in found):
     rows = [

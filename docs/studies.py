@@ -94,20 +94,23 @@ def introduction(studies: Mapping[str, list[Report]]) -> Iterator[str]:
     'is read from the READMEs and reports of `experiments/` when these pages are built.'
   )
   yield (
-    'How to read a verdict ([how it is computed](methods.md)): each variant is compared with the baseline of its sweep, seed by seed, with a correction '
+    'How to read a verdict ([how it is computed](methods.md)): each variant is compared with the '
+    'baseline of its sweep, seed by seed, with a correction '
     'for all comparisons. It `helps` or `hurts` if the corrected p-value is at most 5 % (less if there were several '
     'looks) and the difference at least a margin that was fixed before, if there is one; it is the `same` if tests of '
     'equivalence find the difference smaller than the margin; '
     'otherwise it is `inconclusive`, which is not "no difference". A verdict is `withheld` where a report may not give '
-    'one: too few seeds, or a variant or baseline that is not tuned or tuned with one value for all seeds. It holds for the data, steps and learning rates '
+    'one: too few seeds, or a variant or baseline that is not tuned or tuned with one value for '
+    'all seeds. It holds for the data, steps and learning rates '
     'of its sweep. [Why trust it](trust.md#verdicts-of-sweeps-have-known-error-rates) has the error rates.'
   )
   yield (
     f'The {len(sweeps)} reports below have {sum(counts.values())} comparisons: {numbers}. Reports of the same trials '
     'by another metric or baseline count separately; sweeps that choose learning rates and sweeps of one seed do not '
-    'count. Some reports are older than a rule of today, such as the rule of the margin: their verdicts were judged again. If a '
-    'study chose its rates in a separate sweep, its text reports rates at an edge of the grid; its verdicts are the verdicts '
-    'of the reports, whose intervals do not contain the noise of that choice.'
+    'count. Some reports are older than a rule of today, such as the rule of the margin: their '
+    'verdicts were judged again. If a '
+    'study chose its rates in a separate sweep, its text reports rates at an edge of the grid; its '
+    'verdicts are the verdicts of the reports, whose intervals do not contain the noise of that choice.'
   )
 
 
@@ -151,7 +154,7 @@ def overview(
   folder: Path = ROOT / 'experiments',
   chapters: Mapping[str, tuple[str, tuple[str, ...]]] = CHAPTERS,
 ) -> str:
-  """Returns the table of all studies for `experiments/README.md`; those with the largest share of verdicts come first."""
+  """Returns the table of all studies for `experiments/README.md`; the largest shares of verdicts come first."""
   rows = []
   for name in (name for _, group in chapters.values() for name in group):
     title, _, answer, *_ = paragraphs(folder / name)
@@ -176,10 +179,12 @@ def overview(
     '\n\n'.join(
       [
         '# Studies',
-        'Small models on two CPU cores: each answer holds for the data, sizes and steps of its study, and for no others.',
-        'Verdicts: comparisons with the verdict `helps`, `hurts` or `same`, of all planned comparisons; the rest is `inconclusive` '
-        'or `withheld`. Minutes: training time of all trials, added up. `python -m docs.studies` writes this table from the '
-        'READMEs and reports.',
+        'Small models on two CPU cores: each answer holds for the data, sizes and steps of its '
+        'study, and for no others.',
+        'Verdicts: comparisons with the verdict `helps`, `hurts` or `same`, of all planned '
+        'comparisons; the rest is `inconclusive` '
+        'or `withheld`. Minutes: training time of all trials, added up. `python -m docs.studies` '
+        'writes this table from the READMEs and reports.',
         '\n'.join(lines),
       ]
     )

@@ -3,8 +3,8 @@
     python experiments/verdicts.py experiments/positions   # results/verdicts.png; needs the extra report
 
 Differences and intervals are those of the reports, as are verdicts unless `verdicts.txt` beside a report has later ones
-(`experiments/statistics/recorded.py`). A verdict is also withheld if the report has the best value of the variant or of the
-baseline at an edge of its grid: reports that are older than this check have another verdict there.
+(`experiments/statistics/recorded.py`). A verdict is also withheld if the report has the best value of the variant or of
+the baseline at an edge of its grid: reports that are older than this check have another verdict there.
 """
 
 import argparse

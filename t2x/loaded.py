@@ -58,7 +58,8 @@ class Loaded:
     step = '' if self.step is None else f', step {self.step:,}'
     average = ' (moving average)' if self.weights else ''
     return (
-      f'{type(self.inference.program.blueprint.shapes).__name__} in {self.folder}: {kind}, {size:,} parameters{step}{average}\n'
+      f'{type(self.inference.program.blueprint.shapes).__name__} in {self.folder}: {kind}, '
+      f'{size:,} parameters{step}{average}\n'
       'generate, fill_masks, evaluate, history; logits, hidden, attention; model, task, tokenizer, params'
     )
 
@@ -75,8 +76,8 @@ class Loaded:
 
   @functools.cached_property
   def model(self) -> Placed:
-    """The model, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`), on the devices of its
-    mesh; `model.model` is the module."""
+    """The model, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`), on the devices of
+    its mesh; `model.model` is the module."""
     return self.inference.model(self.params)
 
   @property

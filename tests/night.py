@@ -2,8 +2,8 @@
 
   python -m tests.night [--list] [--seed N] [PART ...]
 
-Without a PART all run, in order. Each prints its tests, what was skipped and why, and its time; a table of all parts is the last
-output. The exit code is 1 if a part failed.
+Without a PART all run, in order. Each prints its tests, what was skipped and why, and its time; a table of all parts is
+the last output. The exit code is 1 if a part failed.
 """
 
 import argparse

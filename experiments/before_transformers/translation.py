@@ -5,9 +5,9 @@
     python experiments/before_transformers/translation.py draw runs/before_transformers/translation
 
 `cost` trains each system of translation_tuning.gin in alternating rounds and writes results/translation_costs.json: the
-median CPU seconds of this process per step. CPU seconds depend less on other work of the machine than seconds do. `draw`
-reads the trials, prints a table in Markdown, and writes results/translation.csv and results/translation.png. CPU minutes
-are steps times the seconds of `cost`: without compilation and evaluations.
+median CPU seconds of this process per step. CPU seconds depend less on other work of the machine than seconds do.
+`draw` reads the trials, prints a table in Markdown, and writes results/translation.csv and results/translation.png. CPU
+minutes are steps times the seconds of `cost`: without compilation and evaluations.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Writes dates of the Unicode CLDR (through Babel) for few-shot evaluation: `python experiments/few_shot/data.py DIR`.
 
-A training document has six pairs of an English date and its translation into one of six languages. The language is
-not named, so that only earlier pairs show it. LANGUAGE.train.tsv and LANGUAGE.validation.tsv have pairs of one language.
+A training document has six pairs of an English date and its translation into one of six languages. The language is not
+named, so that only earlier pairs show it. LANGUAGE.train.tsv and LANGUAGE.validation.tsv have pairs of one language.
 """
 
 import json

@@ -2,8 +2,8 @@
 
 python experiments/grouped_queries/decode.py
 
-Greedy decoding by a decoder of width 512 with 4 layers and 8 query heads, 16 prompts of 32 tokens, random weights. The models
-take turns; printed are medians over the rounds, and the speed relative to 8 heads.
+Greedy decoding by a decoder of width 512 with 4 layers and 8 query heads, 16 prompts of 32 tokens, random weights. The
+models take turns; printed are medians over the rounds, and the speed relative to 8 heads.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def main() -> None:
   for kv in HEADS:
     cache = sum(x.nbytes for x in jax.tree.leaves(models[kv].init_cache(BATCH, args.slots)))
     print(
-      f'{kv} heads of keys and values: {medians[kv]:.2f} ms per token of {BATCH} rows, speed {medians[8] / medians[kv]:.2f}, '
-      f'cache {cache / 2**20:.0f} MiB; load {os.getloadavg()[0]:.1f}',
+      f'{kv} heads of keys and values: {medians[kv]:.2f} ms per token of {BATCH} rows, speed '
+      f'{medians[8] / medians[kv]:.2f}, cache {cache / 2**20:.0f} MiB; load {os.getloadavg()[0]:.1f}',
       flush=True,
     )
 

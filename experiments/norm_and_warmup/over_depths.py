@@ -2,9 +2,9 @@
 
 python experiments/norm_and_warmup/over_depths.py experiments/norm_and_warmup/results/deep/results.csv
 
-Prints a table in Markdown: mean losses by depth, and for wirings that learn in all trials the mean of the differences at
-equal depth and seed, with 95 % intervals for all of these wirings together (paired t, Bonferroni). This analysis was chosen
-after the results were known. The last line compares failures at 12 and more layers by Barnard's test.
+Prints a table in Markdown: mean losses by depth, and for wirings that learn in all trials the mean of the differences
+at equal depth and seed, with 95 % intervals for all of these wirings together (paired t, Bonferroni). This analysis was
+chosen after the results were known. The last line compares failures at 12 and more layers by Barnard's test.
 """
 
 import argparse

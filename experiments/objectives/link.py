@@ -3,8 +3,8 @@
 t2x sweep experiments/objectives/pretraining.gin --out runs/objectives
 python experiments/objectives/link.py runs/objectives
 
-OUT/pretrained/VARIANT-SEED is a link to the run folder of a trial, also of seeds that only pretraining_rates.gin has. Links of
-another sweep are replaced.
+OUT/pretrained/VARIANT-SEED is a link to the run folder of a trial, also of seeds that only pretraining_rates.gin has.
+Links of another sweep are replaced.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """Milliseconds of a layer of experts, forward and backward, beside a dense layer of the same FLOPs per token.
 
-python experiments/speed/experts.py            # on a GPU 16,384 tokens of width 1024 in bfloat16, on a CPU 2,048 of 256 in float32
+python experiments/speed/experts.py            # GPU: 16,384 tokens of width 1024, bfloat16; CPU: 2,048 of 256, float32
 python experiments/speed/experts.py --smoke    # all of it at tiny sizes, in seconds
 
-Two experts per token, each a gated MLP; the dense layer has twice their hidden width. Contenders alternate in one process.
-`error` is the largest difference of outputs and gradients from a layer whose capacity drops nothing, relative to
-the largest value, for small inputs of the same dtype. Needs jax, flax, optax, orbax and jaxtyping, and no installation of t2x.
-Writes experts.json to $OUT if that is set.
+Two experts per token, each a gated MLP; the dense layer has twice their hidden width. Contenders alternate in one
+process. `error` is the largest difference of outputs and gradients from a layer whose capacity drops nothing, relative
+to the largest value, for small inputs of the same dtype. Needs jax, flax, optax, orbax and jaxtyping, and no
+installation of t2x. Writes experts.json to $OUT if that is set.
 """
 
 import argparse

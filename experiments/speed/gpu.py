@@ -11,7 +11,7 @@ wheels from a folder, which one makes where there is internet; they are pure Pyt
 
 Sections, in this order, with their minutes:
 
-  resume    2    a GPT of 19 million parameters trains, is killed with SIGKILL and resumes: its batches and losses beside
+  resume    2    a GPT of 19 million parameters trains, is killed by SIGKILL and resumes: batches and losses beside
                  those of uninterrupted runs, with and without XLA's deterministic operations
   sweep     2.5  four variants of it with three seeds each: verdicts, cost per trial, trials per hour
   overhead  1.5  the train loop of GPT-2 124M with data, logging and checkpoints beside its bare step

@@ -1,4 +1,4 @@
-"""What every row of a GPU benchmark names: the GPU, its driver, cuDNN, jax, clocks and power limit; and packages from wheels."""
+"""Fields of every row of a GPU benchmark: GPU, driver, cuDNN, jax, clocks and power limit; and packages from wheels."""
 
 import contextlib
 import importlib.metadata

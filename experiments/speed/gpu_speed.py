@@ -1,4 +1,4 @@
-"""Speed of t2x on a GPU: the training loop beside its bare step, sizes of GPT-2, PyTorch, a profile, generation, experts."""
+"""Speed on a GPU: the training loop beside its bare step, sizes of GPT-2, PyTorch, a profile, generation, experts."""
 
 import dataclasses
 import importlib.util
@@ -17,7 +17,7 @@ Emit = Callable[..., None]
 
 
 def overhead(emit: Emit, smoke: bool, seconds: float) -> None:
-  """Measures the bare step on a batch of the data, then runs with logging and checkpoints, in rounds while time remains."""
+  """Measures the bare step on one batch, then runs with logging and checkpoints, in rounds while time remains."""
   from host_overhead import time_step
 
   from t2x.train import TrainingRun

@@ -6,8 +6,8 @@ python experiments/speed/preparation.py --megabytes 2000 --workers 4           #
 Each preparation runs in a new process with an empty cache, and each reading in a new process. Memory in MB, highest of
 samples taken every 0.2 s: `main` and `worker` are the allocated memory (anonymous pages) of the main process and of the
 largest worker, `RSS` and `PSS` the sums over all processes. They include pages of memory-mapped files, which the system
-can evict; PSS counts a page of several processes once. `main CPU` and `workers CPU` are CPU seconds, which depend less on
-the load than `seconds`: workers divide theirs among them, the main process packs.
+can evict; PSS counts a page of several processes once. `main CPU` and `workers CPU` are CPU seconds, which depend less
+on the load than `seconds`: workers divide theirs among them, the main process packs.
 """
 
 import argparse

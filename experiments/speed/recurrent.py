@@ -4,9 +4,9 @@ python experiments/speed/recurrent.py
 XLA_FLAGS='--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1' taskset -c 0 \\
   python experiments/speed/recurrent.py --threads 1
 
-Both have the same sizes, and run in alternating rounds in one process, without padding. Times are medians; the last column
-is the speed of t2x divided by that of PyTorch. With one thread of PyTorch, times are CPU time of the process, which other
-processes disturb less.
+Both have the same sizes, and run in alternating rounds in one process, without padding. Times are medians; the last
+column is the speed of t2x divided by that of PyTorch. With one thread of PyTorch, times are CPU time of the process,
+which other processes disturb less.
 """
 
 import argparse

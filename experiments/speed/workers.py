@@ -1,4 +1,4 @@
-"""Contenders of a benchmark as processes that stay alive and work in turn, so that all share the load of the machine."""
+"""Contenders of a benchmark as processes that stay alive and work in turnand share the load of the machine."""
 
 import json
 import os

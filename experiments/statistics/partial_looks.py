@@ -2,8 +2,8 @@
 
 python experiments/statistics/partial_looks.py
 
-All variants are equal, with normal noise. A report is written whenever all variants have ended with one more seed. Three
-rules: every report at the full level, as if it were the only one; a verdict only when all seeds have ended; and
+All variants are equal, with normal noise. A report is written whenever all variants have ended with one more seed.
+Three rules: every report at the full level, as if it were the only one; a verdict only when all seeds have ended; and
 `Sweep.max_seeds`, which divides the level among the reports.
 """
 

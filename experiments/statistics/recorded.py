@@ -1,10 +1,10 @@
 """Applies the statistics of sweeps to a results.csv without its run folders.
 
 python experiments/statistics/recorded.py experiments/narang2021/results/tiny_steps/results.csv vanilla
-python experiments/statistics/recorded.py RESULTS.csv BASELINE ... > verdicts.txt   # beside it: read by experiments/verdicts.py
+python experiments/statistics/recorded.py RESULTS.csv BASELINE ... > verdicts.txt   # read by experiments/verdicts.py
 
-Verdicts on tuned variants are withheld unless the table has the tuning seed that chose each value. The noise of the evaluated
-examples is not in the table.
+Verdicts on tuned variants are withheld unless the table has the tuning seed that chose each value. The noise of the
+evaluated examples is not in the table.
 
 Detectable: the true difference that the test of a comparison finds with a power of 0.8, given the estimated noise and
 the correction for all comparisons. It describes the sweep before its result is known, and not the found difference.

@@ -10,9 +10,9 @@ best mean N   the value with the best mean of N tuning seeds, for all seeds of t
 matched       tuning seed i chooses the value of seed i of the comparison (`Sweep.tune`)
 blocks N      N tuning seeds choose the values of blocks of seeds, whose means are compared
 
-Wrong is any verdict. With an untuned baseline, the baseline has the expected result of the tuned variants at one value. Power:
-the part of the variants that get a verdict in the right direction, if a third of them is better by a number of standard
-deviations.
+Wrong is any verdict. With an untuned baseline, the baseline has the expected result of the tuned variants at one
+value. Power: the part of the variants that get a verdict in the right direction, if a third of them is better by a
+number of standard deviations.
 """
 
 import argparse
@@ -177,8 +177,8 @@ def main() -> None:
           text = ' | '.join(f'{100 * cell:.0f} %' for cell in cells)
           print(f'| {procedure} | {comparisons} | {seeds} | {size:g} | {text} |', flush=True)
   print(
-    f'\n{args.sweeps} sweeps per error, {args.sweeps // 4} per power; numpy {np.__version__}, scipy {scipy.__version__}, '
-    f'{time.monotonic() - began:.0f} s'
+    f'\n{args.sweeps} sweeps per error, {args.sweeps // 4} per power; numpy {np.__version__}, '
+    f'scipy {scipy.__version__}, {time.monotonic() - began:.0f} s'
   )
 
 

@@ -59,8 +59,8 @@ def in_step(**fields: Any) -> Iterator[None]:
 def target() -> str:
   """Returns the platform that the traced program is for: 'cpu', 'gpu' or 'tpu'.
 
-  A program may be traced for devices that this machine does not have: `in_step(target='tpu')`. What is compiled inside a
-  function with its own `jax.jit` keeps the platform of its first trace.
+  A program may be traced for devices that this machine does not have: `in_step(target='tpu')`. What is compiled inside
+  a function with its own `jax.jit` keeps the platform of its first trace.
   """
   own = step_context().target
   if own is None:

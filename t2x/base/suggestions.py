@@ -20,7 +20,7 @@ def did_you_mean(name: str, names: Iterable[str], form: str = "'{}'") -> str:
 
 
 def similar_folders(folder: Path, file: str) -> str:
-  """Returns '; did you mean ...?' with the folders in `folder` that have a file, or with a similar one beside it; or ''."""
+  """Returns '; did you mean ...?' with the folders in `folder` that have a file, or a similar name beside it; or ''."""
   if inside := sorted(str(path.parent) for path in folder.glob(f'*/{file}')):
     return f'; did you mean {" or ".join(inside)}?'
   return did_you_mean(

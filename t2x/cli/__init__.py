@@ -82,8 +82,8 @@ class _Command(Parser):
       '--trust',
       action='store_true',
       default=argparse.SUPPRESS,
-      help='permanently trust the Python modules next to a gin file or run folder; their code can do anything you can, so '
-      'review it first',
+      help='permanently trust the Python modules next to a gin file or run folder; their code can '
+      'do anything you can, so review it first',
     )
 
 

@@ -36,8 +36,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--trace',
     type=count,
     metavar='N',
-    help='replay the first N merges of a BPE tokenizer on its training text and print for each: pair, count, new token, '
-    'vocabulary size and number of tokens in the text',
+    help='replay the first N merges of a BPE tokenizer on its training text and print for each: '
+    'pair, count, new token, vocabulary size and number of tokens in the text',
   )
   tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)

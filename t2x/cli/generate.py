@@ -71,7 +71,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--input',
     metavar='FILE',
-    help='prompts: the lines of a .txt or .tsv file, JSON lines {"prompt": "..."}, or a folder of images or audio recordings',
+    help='prompts: the lines of a .txt or .tsv file, JSON lines {"prompt": "..."}, or a folder of '
+    'images or audio recordings',
   )
   parser.add_argument(
     '--output',

@@ -15,7 +15,8 @@ from t2x.base.packages import is_installed
 HELP = 'write template files with comments: a part, mixer, encoding or task, each with its test, or a sweep'
 TAKES_BINDINGS = False
 
-# By kind: what it is, the class of the example, templates by the ending of the file that they become, and the commands to try.
+# By kind: what it is, the class of the example, templates by the ending of the file that they become, and the
+# commands to try.
 KINDS = {
   'part': (
     'a feed-forward layer',
@@ -115,7 +116,8 @@ def rendered(kind: str, name: str) -> tuple[dict[str, str], list[str]]:
     raise UserError(f"'{name[:20]}...' has {len(name)} letters: choose a name of at most 80")
   if not re.fullmatch('[A-Za-z][A-Za-z0-9_]*', name) or (kind != 'sweep' and name[0].islower()):
     raise UserError(
-      f"'{name}' is not the name of a {'sweep' if kind == 'sweep' else 'class'}: write letters and digits, such as MyName"
+      f"'{name}' is not the name of a {'sweep' if kind == 'sweep' else 'class'}: write letters and "
+      'digits, such as MyName'
     )
   _, example, templates, commands = KINDS[kind]
   texts = {}

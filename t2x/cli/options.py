@@ -48,7 +48,8 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     'files',
     nargs='+',
     metavar='FILE',
-    help='gin files, read in order: a path, t2x:PATH for a file in t2x/configs, or a bare name for one in t2x/configs/runs',
+    help='gin files, read in order: a path, t2x:PATH for a file in t2x/configs, or a bare name for '
+    'one in t2x/configs/runs',
   )
 
 

@@ -34,8 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--search',
     action='store_true',
-    help='try sharding strategies, micro-batches and rematerialisation policies, and print the fastest combinations that '
-    'fit in memory',
+    help='try sharding strategies, micro-batches and rematerialisation policies, and print the '
+    'fastest combinations that fit in memory',
   )
   parser.add_argument(
     '--dry',

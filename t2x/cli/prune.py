@@ -12,7 +12,8 @@ TAKES_BINDINGS = True
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   parser.description = (
-    'Ranks the attention heads of a run by the gradient of the loss with respect to a factor that multiplies the output '
+    'Ranks the attention heads of a run by the gradient of the loss with respect to a factor that '
+    'multiplies the output '
     'of each head (Michel et al. 2019, https://arxiv.org/abs/1905.10650) and writes a run folder without the least '
     'important heads. Every layer keeps at least one head.'
   )

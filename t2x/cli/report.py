@@ -41,14 +41,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--label',
     action='append',
     metavar='VARIANT=LATEX',
-    help="name of a variant in the LaTeX table, such as both='ALiBi and gate'; may be repeated (the label of the table is "
+    help="name of a variant in the LaTeX table, such as both='ALiBi and gate'; may be repeated "
+    '(the label of the table is '
     r'\label{tab:SWEEP})',
   )
   parser.add_argument(
     '--figures',
     action='store_true',
-    help='also write figures of the differences between variants, the learning curves and the tuned values as SVG and PDF '
-    'to DIR/figures',
+    help='also write figures of the differences between variants, the learning curves and the '
+    'tuned values as SVG and PDF to DIR/figures',
   )
   fit = parser.add_argument_group('scaling law')
   fit.add_argument(
@@ -66,7 +67,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     action='append',
     default=[],
     metavar='NAME',
-    help='leave this variant, or this AXIS=VALUE of the grid, out of the fit, and predict it with the fit; may be repeated',
+    help='leave this variant, or this AXIS=VALUE of the grid, out of the fit, and predict it with '
+    'the fit; may be repeated',
   )
   fit.add_argument(
     '--predict',

@@ -44,13 +44,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--accept-changed',
     '--accept_changed',
     action='store_true',
-    help='keep trials that ended with different code, data or defaults, without running them again; the report notes it',
+    help='keep trials that ended with different code, data or defaults, without running them '
+    'again; the report notes it',
   )
   add_quiet(parser, 'print only the outcomes of the trials and the verdicts')
   parser.add_argument(
     '--confirm',
     action='store_true',
-    help='run only the variants that help or hurt, with fresh seeds (for the tuning too), and write to DIR/<name>-confirm',
+    help='run only the variants that help or hurt, with fresh seeds (for the tuning too), and '
+    'write to DIR/<name>-confirm',
   )
   parser.add_argument(
     '--seeds',
@@ -61,8 +63,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--stage',
     choices=('tune', 'untuned'),
-    help='with --group, in a sweep with Sweep.tune: the stage of group I, as printed by --groups; without it, the group is '
-    'one of the trials with the tuned values',
+    help='with --group, in a sweep with Sweep.tune: the stage of group I, as printed by --groups; '
+    'without it, the group is one of the trials with the tuned values',
   )
   _add_runner(parser)
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place_of(error: Exception) -> str | None:
-  """Returns function, file and line of the innermost call in a module of the user's; None if the error is outside them."""
+  """Returns function, file and line of the innermost call in a module of the user's; None if no call is."""
   from t2x.config.sources import is_own
 
   place = None

@@ -1,7 +1,7 @@
 """Table of bindings, which resolves names and conflicts between statements.
 
-The command line overrides files, scoped bindings included, and so do the gin files of a variant. Later statements override
-earlier ones. For a part in a scope, the longest bound prefix of the scope wins.
+The command line overrides files, scoped bindings included, and so do the gin files of a variant. Later statements
+override earlier ones. For a part in a scope, the longest bound prefix of the scope wins.
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""Imports the user's modules: from the folder of the gin file, then the copies in its run folder, then the working directory.
+"""Imports the user's modules: from the folder of the gin file, then the copies in its run folder,
+then the working directory.
 
 A rendered config names the digests of its modules (pins). If a module has changed since, the copy in the run folder is
 imported; without one, the config is refused.
@@ -147,7 +148,7 @@ class Search:
     return os.path.dirname(path) == self.here or os.path.dirname(os.path.dirname(path)) == self.here
 
   def _add(self, folder: str, top: str, portions: Sequence[str]) -> None:
-    """Adds a folder to `sys.path`, before the working directory and before other folders of the same namespace package."""
+    """Adds a folder to `sys.path`, before the working directory and other folders of its namespace package."""
     here = [e for e in sys.path if folder != self.here and os.path.realpath(e or '.') == self.here]
     others = [entry for entry in sys.path if entry != folder and entry not in here]
     tops = [os.path.realpath(os.path.join(entry, top)) for entry in others]

@@ -110,8 +110,8 @@ def load(
     base: a complete config of some of these files, with parts that the remaining files and the overrides may
       replace; bindings that only the base uses are then not an error.
     without: exported names of these modules that configs must not use.
-    folders: search folders of today's versions of the user's modules, besides the working directory; None: the folders of
-      the files and the folders that they name, for modules with the digests in the files.
+    folders: search folders of today's versions of the user's modules, besides the working directory; None: the folders
+      of the files and the folders that they name, for modules with the digests in the files.
     overriding: files whose bindings override scoped bindings of other files, as `overrides` do.
 
   Raises:

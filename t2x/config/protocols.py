@@ -1,5 +1,5 @@
-"""Checks that classes implement protocols: methods, their arguments, and properties; adapts classes written before a protocol
-gained an argument."""
+"""Checks that classes implement protocols: methods, their arguments, and properties; adapts classes written before a
+protocol gained an argument."""
 
 import functools
 import inspect

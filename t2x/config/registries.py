@@ -24,8 +24,8 @@ __all__ = ['Registry']
 class Registry:
   """Maps names to parts (classes, functions and callable objects).
 
-  A part is found by its name, first in the user's modules. If several of them, or several of t2x's, export this name, the
-  end of its full name is needed, such as `layers.MLP`.
+  A part is found by its name, first in the user's modules. If several of them, or several of t2x's, export this name,
+  the end of its full name is needed, such as `layers.MLP`.
   """
 
   def __init__(self):

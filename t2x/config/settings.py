@@ -1,8 +1,8 @@
 """Compares resolved settings: identities of configs, and the differences between two configs.
 
 `resolved` converts a config to nested lists and dicts that JSON can store, so that a run can be compared with today's
-config without the code of the run. The name identifies a part of t2x; the module, the qualified name and the digests of its
-modules (see `t2x.config.used_modules`) identify a part of the user's.
+config without the code of the run. The name identifies a part of t2x; the module, the qualified name and the digests of
+its modules (see `t2x.config.used_modules`) identify a part of the user's.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ __all__ = [
   'write_resolved',
 ]
 
-# A leaf as gin text, or {'part': name, 'built': ..., 'values': {...}, 'own': [...]}, {'list': [...]}, {'tuple': [...]} or
-# {'dict': [[key, value], ...]}.
+# A leaf as gin text, or {'part': name, 'built': ..., 'values': {...}, 'own': [...]}, {'list': [...]}, {'tuple': [...]}
+# or {'dict': [[key, value], ...]}.
 Tree = Any
 _ABSENT = '(not set)'
 # File with the resolved config of a run folder.
@@ -338,7 +338,8 @@ def change_lines(changes: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def differences(a: Resolved, b: Resolved) -> list[tuple[str, str, str]]:
-  """Lists the values that differ: path, value in `a`, value in `b`; then 'module NAME' and 'data NAME' with their digests.
+  """Lists the values that differ: path, value in `a`, value in `b`; then 'module NAME' and 'data
+  NAME' with their digests.
 
   A parameter of only one side, added or removed since, is a difference only if its value differs from the default.
   Data are compared if both sides have read them.

@@ -22,8 +22,8 @@ def gin_path(name: str) -> str:
   """Returns the path of a gin file.
 
   Args:
-    name: a path; 't2x:' and a path in `configs/` or beside it, such as 't2x:runs/quickstart.gin'; or the name of a file in
-      `configs/runs/`, such as 'quickstart'. A file of the working directory comes before that.
+    name: a path; 't2x:' and a path in `configs/` or beside it, such as 't2x:runs/quickstart.gin'; or the name of a file
+      in `configs/runs/`, such as 'quickstart'. A file of the working directory comes before that.
 
   Raises:
     UserError: no file of t2x has the path after 't2x:'.

@@ -124,7 +124,7 @@ def _function(obj: Any) -> Any:
 
 
 def _base_with_constructor(obj: Any) -> type | None:
-  """Returns the base class that `super().__init__` calls in the constructor of a class; None if it has no parameters."""
+  """Returns the base class whose constructor `super().__init__` calls in a class; None if it has no parameters."""
   owners = [cls for cls in getattr(obj, '__mro__', ()) if '__init__' in vars(cls)]
   return next((cls for cls in owners[1:] if _function(cls) is not None), None)
 

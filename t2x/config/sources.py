@@ -1,7 +1,8 @@
 """Identifies the user's modules by the content of their files.
 
-The user's modules are all modules outside installed packages, and the modules of installed packages that require t2x. The
-digest of a module hashes its file as it was loaded, also from a zip archive. Installed libraries have a version instead.
+The user's modules are all modules outside installed packages, and the modules of installed packages that
+require t2x. The digest of a module hashes its file as it was loaded, also from a zip archive. Installed
+libraries have a version instead.
 """
 
 import ast

@@ -17,8 +17,8 @@ class Used:
   """The user's modules, by name, as they were when the config was read.
 
   Attributes:
-    sources: modules on which the config depends: the modules of the parts in use, with their imports. A module without a
-      part in use is included if its import may change other objects.
+    sources: modules on which the config depends: the modules of the parts in use, with their imports. A module without
+      a part in use is included if its import may change other objects.
     imported: all modules that the config imports, with their imports.
     versions: versions of libraries whose parts are used.
   """

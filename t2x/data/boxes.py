@@ -41,16 +41,18 @@ class PrepareBoxes:
   std: float | Sequence[float] = 0.5
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns `image` float32 [height, width, channels], `boxes` float32 [num_boxes, 4] (centre, width and height as shares of
-    the image), `label` int32 [num_boxes] and `weight` float32 (1).
+    """Returns `image` float32 [height, width, channels], `boxes` float32 [num_boxes, 4] (centre, width and height as
+    shares of the image), `label` int32 [num_boxes] and `weight` float32 (1).
 
     Args:
-      row: `image` uint8, or float from 0 to 1, [old height, old width] or [old height, old width, channels]; `boxes` [n, 4], left,
-        top, width and height in pixels; `labels` [n]; optionally `crowd` [n], true for a box around a group.
+      row: `image` uint8, or float from 0 to 1, [old height, old width] or [old height, old width, channels];
+        `boxes` [n, 4], left, top, width and height in pixels; `labels` [n]; optionally `crowd` [n], true for a
+        box around a group.
       rng: draws the crop and the flip.
 
     Raises:
-      UserError: a label is no class, a box is invalid or outside of its image, or an image has more than num_boxes objects.
+      UserError: a label is no class, a box is invalid or outside of its image, or an image has
+        more than num_boxes objects.
     """
     image = np.asarray(row['image'])
     image = image[..., None] if image.ndim == 2 else image
@@ -59,7 +61,8 @@ class PrepareBoxes:
     part = Box(0, 0, width, height)
     for box in boxes[~_is_near(boxes, width, height)]:
       raise UserError(
-        f'an object has the box {box.tolist()}, [left, top, width, height], outside its image of {width} x {height} pixels'
+        f'an object has the box {box.tolist()}, [left, top, width, height], outside its image of '
+        f'{width} x {height} pixels'
       )
     if self.crop is not None:
       part = self.crop.box(height, width, self.height, self.width, rng)
@@ -127,7 +130,7 @@ def _is_near(
 def _within(
   boxes: Float32[np.ndarray, 'objects 4'], part: Box
 ) -> tuple[Float32[np.ndarray, 'objects 4'], Bool[np.ndarray, ' objects']]:
-  """Returns left, top, right and bottom as shares of a part of the image, cut at its edges, and which boxes are in it."""
+  """Returns the edges of boxes as shares of a part of the image, cut at its edges, and which boxes are in it."""
   start, end = np.asarray(part[:2], np.float32), np.asarray(part[2:], np.float32)
   first = (boxes[:, :2] - start) / (end - start)
   last = (boxes[:, :2] + boxes[:, 2:] - start) / (end - start)

@@ -21,7 +21,8 @@ def adjusted(name: str, image: UInt8[np.ndarray, 'height width channels'], facto
   """Returns factor * image + (1 - factor) * a reference, cut to bytes.
 
   Args:
-    name: 'brightness' (the reference is black), 'contrast' (the mean luminance) or 'saturation' (the luminance of each pixel).
+    name: 'brightness' (the reference is black), 'contrast' (the mean luminance) or 'saturation' (the
+      luminance of each pixel).
     image: one channel (grey) or three (red, green, blue).
     factor: 1 changes nothing.
   """
@@ -59,7 +60,8 @@ class ColourJitter(Augmentation):
     return {n: getattr(self, n) for n in ('brightness', 'contrast', 'saturation')}
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns the row with the changed `image`, uint8 [height, width, channels]. A float image is converted from [0, 1].
+    """Returns the row with the changed `image`, uint8 [height, width, channels]. A float image is
+    converted from [0, 1].
 
     Raises:
       UserError: the image has neither one channel nor three, or is grey and `saturation` is set.

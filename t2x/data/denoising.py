@@ -1,5 +1,5 @@
-"""Corruptions of a text that a model undoes (BART: Lewis et al. 2020, https://arxiv.org/abs/1910.13461, section 2.2), drawn
-anew in each epoch."""
+"""Corruptions of a text that a model undoes (BART: Lewis et al. 2020, https://arxiv.org/abs/1910.13461, section 2.2),
+drawn anew in each epoch."""
 
 import abc
 import dataclasses
@@ -49,7 +49,8 @@ class Noise(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InfillSpans(Noise):
-  """Replaces each of some spans, with lengths of a Poisson distribution, by one mask. A span of length 0 inserts a mask.
+  """Replaces each of some spans, with lengths of a Poisson distribution, by one mask. A span of length
+  0 inserts a mask.
 
   Lengths are drawn until they add up to rate * the number of tokens, rounded up; the last one is shortened. The spans
   start at different tokens and end at the end of the text. Spans that overlap share a mask, so that fewer tokens are
@@ -216,8 +217,8 @@ class CorruptText:
   Attributes:
     tokenizer: that of the text.
     noise: corruptions, in the order of application.
-    length: tokens of each side with eos. A corrupted text that is longer is cut; that of `InfillSpans` is longer only if
-      it is short, or with a mean span below 1.
+    length: tokens of each side with eos. A corrupted text that is longer is cut; that of `InfillSpans` is longer only
+      if it is short, or with a mean span below 1.
   """
 
   tokenizer: Tokenizer = dataclasses.field(repr=False)

@@ -1,4 +1,4 @@
-"""Ways to fit images of any size to the input of a pretrained model, bicubically, as its published preprocessing does."""
+"""Bicubic fits of images of any size to the input of a pretrained model, as in its published preprocessing."""
 
 import abc
 import dataclasses

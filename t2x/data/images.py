@@ -69,7 +69,8 @@ class PrepareImage:
   allow_unlabelled: bool = dataclasses.field(default=False, repr=False, compare=False)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns `image` float32 [height, width, channels], `label` int32 (`UNLABELLED` without one) and `weight` float32 (1).
+    """Returns `image` float32 [height, width, channels], `label` int32 (`UNLABELLED` without one)
+    and `weight` float32 (1).
 
     Args:
       row: `image` uint8, or float from 0 to 1, [height, width] or [height, width, channels];
@@ -121,7 +122,8 @@ def fix_statistics(settings: Any, shape: str) -> None:
       object.__setattr__(settings, name, tuple(value))
       if len(value) != sides[-1]:
         raise UserError(
-          f'{kind}.{name} = {tuple(value)}: must be a number, or one number for each channel of {kind}.{shape} = {sides}'
+          f'{kind}.{name} = {tuple(value)}: must be a number, or one number for each channel of '
+          f'{kind}.{shape} = {sides}'
         )
 
 

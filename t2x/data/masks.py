@@ -25,8 +25,8 @@ class PrepareMask:
     ignored: value of a mask for pixels without a class.
     mean: subtracted from pixels scaled to [0, 1]; a number, or a number per channel.
     std: divisor of the difference; a number, or a number per channel.
-    crop: selects the part that is resized, the image bilinearly and the mask to the nearest pixel; None: images have the
-      prepared size.
+    crop: selects the part that is resized, the image bilinearly and the mask to the nearest pixel; None: images
+      have the prepared size.
     flip: mirrors half of the images horizontally.
   """
 

@@ -37,8 +37,8 @@ def cache_folder() -> Path:
   return Path(os.environ.get('T2X_CACHE') or Path.home() / '.cache' / 't2x')
 
 
-# Version of fingerprints, in the metadata of checkpoints: 2 covers all bytes of large files and arrays, the times and the
-# known values of time series, and the content of pictures.
+# Version of fingerprints, in the metadata of checkpoints: 2 covers all bytes of large files and arrays, the times and
+# the known values of time series, and the content of pictures.
 FINGERPRINTS = 2
 _former = contextvars.ContextVar('former', default=False)
 

@@ -22,7 +22,8 @@ def read_recording(path: Path) -> tuple[Float[np.ndarray, ' samples'], int]:
   """Returns the samples of a WAV file, from -1 to 1, and their number per second; channels are averaged.
 
   Raises:
-    UserError: the file cannot be read, is no WAV file of 16 bits per sample, or has fewer samples than its header declares.
+    UserError: the file cannot be read, is no WAV file of 16 bits per sample, or has fewer samples
+      than its header declares.
   """
   content = read_bytes(path, LIMIT)
   try:

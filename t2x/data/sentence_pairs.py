@@ -1,5 +1,6 @@
-"""Pairs of texts whose second text follows the first, or does not: it is unrelated (BERT, https://arxiv.org/abs/1810.04805,
-section 3.1 and appendix A.2) or precedes the first (ALBERT, https://arxiv.org/abs/1909.11942). Drawn anew in each epoch."""
+"""Pairs of texts whose second text follows the first, or does not: it is unrelated (BERT,
+https://arxiv.org/abs/1810.04805, section 3.1 and appendix A.2) or precedes the first (ALBERT,
+https://arxiv.org/abs/1909.11942). Drawn anew in each epoch."""
 
 import dataclasses
 import re
@@ -130,9 +131,9 @@ class Swapped(Negatives):
 class PairSentences:
   """Converts a row of `SentenceRows` to a pair whose second text may follow the first.
 
-  The first text has the sentences up to a random place. With probability 1/2 the second text has the remaining sentences of
-  the row; else, or if no sentence remains, `negatives` makes the pair. BERT also pairs the replaced sentences in an extra row;
-  here the next epoch draws all pairs anew.
+  The first text has the sentences up to a random place. With probability 1/2 the second text has the remaining
+  sentences of the row; else, or if no sentence remains, `negatives` makes the pair. BERT also pairs the replaced
+  sentences in an extra row; here the next epoch draws all pairs anew.
 
   Attributes:
     tokenizer: adds its special ids.

@@ -52,8 +52,8 @@ class LogMel:
     hann = np.hanning(self.window + 1)[:-1]
     power = np.abs(np.fft.rfft(frames[: self.num_frames] * hann)) ** 2
     filters = mel_filters(self.rate, self.window, self.num_features)
-    # OpenBLAS splits products of this size over all cores, and 50 times slower than one core if the others are busy; smaller
-    # products are not split.
+    # OpenBLAS splits products of this size over all cores, and 50 times slower than one core if the others are busy;
+    # smaller products are not split.
     parts = [power[i : i + BLOCK] @ filters for i in range(0, len(power), BLOCK)]
     log = np.log10(np.maximum(np.concatenate(parts), 1e-10))
     # At most 80 dB below the loudest, and in a range of about two.

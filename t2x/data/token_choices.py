@@ -21,8 +21,8 @@ class TokenChoice(Protocol):
     """Returns the indices of at most `count` tokens, in ascending order.
 
     Args:
-      words: the number of the word of each token that may be chosen, in ascending order. Adjacent words have consecutive
-        numbers; where tokens that may not be chosen are between two words, a number is missing.
+      words: the number of the word of each token that may be chosen, in ascending order. Adjacent words have
+        consecutive numbers; where tokens that may not be chosen are between two words, a number is missing.
       count: maximum number of tokens.
       rng: random generator.
     """
@@ -61,9 +61,9 @@ class NGrams(TokenChoice):
   """Chooses n-grams of adjacent words, of length n with a probability in proportion to 1 / n (ALBERT,
   https://arxiv.org/abs/1909.11942, section 3.1).
 
-  The length is drawn first, then one of the places where such an n-gram is free and fits, so that overlaps do not change
-  the lengths, as they do in the published code. Without such a place, the n-gram is shortened; fewer tokens than `count`
-  are chosen if no word fits.
+  The length is drawn first, then one of the places where such an n-gram is free and fits, so that overlaps do not
+  change the lengths, as they do in the published code. Without such a place, the n-gram is shortened; fewer tokens than
+  `count` are chosen if no word fits.
 
   Attributes:
     max_length: maximum number of words of an n-gram.

@@ -72,7 +72,8 @@ class AsVideo:
     if image.shape != (height, width, frames * channels):
       found = frames, *image.shape[:2], image.shape[2] / frames
       raise UserError(
-        f'a video of frames, height, width and channels {found}, but VideoClassification.video_shape = {self.shape}: set '
+        f'a video of frames, height, width and channels {found}, but '
+        f'VideoClassification.video_shape = {self.shape}: set '
         'train_crop and eval_crop, which resize videos, or change video_shape'
       )
     video = np.moveaxis(image.reshape(height, width, frames, channels), 2, 0)

@@ -49,8 +49,9 @@ class Windows(Sequence[dict[str, Any]]):
   """All windows of series whose values after the context are in the split; the first of a series comes first.
 
   A row has `series` float32 [context, channels] and `future` float32 [horizon, channels], with NaN for missing values,
-  `scale` float32 [channels], `calendar` int32 [context + horizon, fields], `weight` (1), and int32 `number`, which series, and `index`, which window. Windows without any value in the
-  context or in the future of each channel are rows too. The context never reaches before the first value.
+  `scale` float32 [channels], `calendar` int32 [context + horizon, fields], `weight` (1), and int32 `number`, which
+  series, and `index`, which window. Windows without any value in the context or in the future of each channel are rows
+  too. The context never reaches before the first value.
 
   Args:
     examples: those of a `SeriesSource`.
@@ -122,7 +123,7 @@ class Windows(Sequence[dict[str, Any]]):
 
 
 def scale_of(examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-  """Returns the standard deviation of each channel over all values of series, float32 [channels]; 1 for a constant channel."""
+  """Returns the standard deviation of each channel over all series, float32 [channels]; 1 for constant channels."""
   columns = np.concatenate([example['values'] for example in examples]).astype(np.float64).T
   present = [column[~np.isnan(column)] for column in columns]
   return np.array([y.std() if len(y) and np.ptp(y) else 1.0 for y in present], np.float32)

@@ -227,7 +227,7 @@ class SuppressTokens(Processor):
 
 @dataclasses.dataclass(frozen=True)
 class SuppressFirst(Processor):
-  """Excludes tokens as the first generated token: Hugging Face's `begin_suppress_tokens`, such as an empty transcription."""
+  """Excludes tokens from the first step, such as an empty transcription: Hugging Face's `begin_suppress_tokens`."""
 
   tokens: Annotated[Sequence[Natural], NonEmpty]
 

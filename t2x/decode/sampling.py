@@ -170,6 +170,6 @@ def prompt_keys(seed: SampleSeed, batch: int) -> Array:
 
 
 def _keys(key: Array, batch: int, copies: int) -> Array:
-  """Returns a key per sequence that depends only on its index, and on the key of its row or the row's index, [batch, copies]."""
+  """Returns a key per sequence, [batch, copies], from its index and from the key or the index of its row only."""
   rows = key if key.shape else row_keys(key, batch)
   return jax.vmap(row_keys, (0, None))(rows, copies)

@@ -118,7 +118,7 @@ class Strategy(abc.ABC):
     step: Int[Array, ''],
     request: Request,
   ) -> Float[Array, 'batch copies vocab']:
-    """Applies the processors to the scores of generated token number `step`, and excludes tokens that are not allowed."""
+    """Applies the processors to the scores of generated token `step`, and excludes tokens that are not allowed."""
     for processor in self.processors:
       scores = processor(scores, request.history(generated, step))
     if request.allowed is None:

@@ -108,7 +108,8 @@ def _check_padding(config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
   own, other = config.get('pad_token_id'), extra.get('pad_token_id')
   if own is not None and other is not None and own != other:
     raise UserError(
-      f'the model cannot be exported: positions of {config["model_type"]} start at the padding id plus one, {own + 1} in '
+      f'the model cannot be exported: positions of {config["model_type"]} start at the padding id '
+      f'plus one, {own + 1} in '
       f'the model, but the padding id of the tokenizer is {other}: train it with offset = {other + 1}'
     )
 

@@ -184,8 +184,8 @@ class Family:
     bare: the architecture of the bare model, if models can be exported without a head.
     renamed: regular expression -> replacement, applied first to tensor names of old files.
     ignored: patterns of tensor names that are not read: copies of tied tables, buffers.
-    nested: names of the objects in config.json that describe parts of the model, the part of texts first. Their fields are
-      named `OBJECT.FIELD` in the template, `declared` and values. `NO_EFFECT` and `no_effect` apply to them, too.
+    nested: names of the objects in config.json that describe parts of the model, the part of texts first. Their fields
+      are named `OBJECT.FIELD` in the template, `declared` and values. `NO_EFFECT` and `no_effect` apply to them, too.
   """
 
   model_type: str

@@ -89,7 +89,8 @@ def _prompt(fields: Mapping[str, Any], tokenizer: Any, where: str) -> tuple[list
 
 
 def speech_fields(task: Any, folder: Path) -> dict[str, Any]:
-  """Writes the features of a `Transcription` to a model folder, and returns fields of config.json; none for other tasks.
+  """Writes the features of a `Transcription` to a model folder, and returns fields of config.json;
+  none for other tasks.
 
   Raises:
     UserError: the frames are no whole number of seconds.

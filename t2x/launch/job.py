@@ -92,7 +92,7 @@ class Job:
 
 
 def refuse_secrets(option: str, text: str, advice: str) -> None:
-  """Raises UserError if a text assigns to a variable that is named like a secret: `NAME_KEY=...`, but not `--key=...`."""
+  """Raises UserError if a text assigns to a variable named like a secret: `NAME_KEY=...`, but not `--key=...`."""
   for name in re.findall(r'(?<![\w-])(\w+)=', text):
     if _SECRET.search(name):
       raise UserError(f'{option} {name}: secrets are not written to files: {advice}')

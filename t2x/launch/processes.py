@@ -2,11 +2,11 @@
 
   python -m t2x.launch.processes -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
 
-Passes --coordinator (a free port), --num-processes and --process-id to each process, and prefixes its output
-lines with its index. With --gpus K each process uses K different GPUs of those in CUDA_VISIBLE_DEVICES; on a CPU the variable
-JAX_NUM_CPU_DEVICES sets the number of devices per process. SIGTERM, SIGHUP and Ctrl-C are forwarded: t2x saves
-and exits with code 75, and so does this command. If a process fails, all processes are ended, and this command
-returns the exit code of the first that failed.
+Passes --coordinator (a free port), --num-processes and --process-id to each process, and prefixes its output lines with
+its index. With --gpus K each process uses K different GPUs of those in CUDA_VISIBLE_DEVICES; on a CPU the variable
+JAX_NUM_CPU_DEVICES sets the number of devices per process. SIGTERM, SIGHUP and Ctrl-C are forwarded: t2x saves and
+exits with code 75, and so does this command. If a process fails, all processes are ended, and this command returns the
+exit code of the first that failed.
 """
 
 import argparse

@@ -188,11 +188,11 @@ def exact_einsum(equation: str, *operands: Float[Array, '...']) -> Array:
 
 
 def float32_sums(tree: Tree) -> Callable[[], Tree]:
-  """Returns a function that returns `tree`, for the body of a loop: the gradients of its calls are added up in float32 or
-  wider, and rounded once.
+  """Returns a function that returns `tree`, for the body of a loop: the gradients of its calls are added up in float32
+  or wider, and rounded once.
 
-  A loop adds up the gradient of an array that each of its steps reads in the dtype of this array. In bfloat16 such a sum
-  over 1,024 steps was wrong by 60 %.
+  A loop adds up the gradient of an array that each of its steps reads in the dtype of this array. In bfloat16 such a
+  sum over 1,024 steps was wrong by 60 %.
   """
   leaves, structure = jax.tree.flatten(tree)
   wide = {

@@ -17,9 +17,9 @@ def convolution(
 ) -> Float[Array, 'batch *out_sides width']:
   """Returns the convolution with zero padding on each side.
 
-  Each device convolves its own rows, and the compiler splits only convolutions of one group. XLA's partitioner would sum the
-  gradient of a grouped kernel over all devices, including devices with equal rows, so that the gradient would be too large
-  by the number of copies (jax 0.10.2 and 0.12.0, on meshes with two axes).
+  Each device convolves its own rows, and the compiler splits only convolutions of one group. XLA's partitioner would
+  sum the gradient of a grouped kernel over all devices, including devices with equal rows, so that the gradient would
+  be too large by the number of copies (jax 0.10.2 and 0.12.0, on meshes with two axes).
 
   Args:
     x: features at each place; group_size divides `features`, and the number of groups divides `width`.

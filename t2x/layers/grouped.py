@@ -1,13 +1,13 @@
 """Products of rows with matrices of several parts, where each row belongs to one part, as the tokens of experts do.
 
-The parts are applied together by `jax.vmap` over their parameters, with one array of rows for all (`grouped_parts`).
-A row has a value for each part only in principle: inside, `Linear` multiplies each row with the kernel of its own part
-(`grouped_product`), and the result again has no dimension of parts. Any other operation with a parameter computes a value
-for each part, of which `own_rows` takes that of the row's part: correct, and slow.
+The parts are applied together by `jax.vmap` over their parameters, with one array of rows for all (`grouped_parts`). A
+row has a value for each part only in principle: inside, `Linear` multiplies each row with the kernel of its own part
+(`grouped_product`), and the result again has no dimension of parts. Any other operation with a parameter computes a
+value for each part, of which `own_rows` takes that of the row's part: correct, and slow.
 
-On TPUs the product is `jax.lax.ragged_dot`. On CPUs and NVIDIA GPUs, where that multiplies each row with the matrices of all
-parts, rows are padded so that blocks of `Groups.block` rows have one part. On CPUs a loop multiplies the blocks that are in
-use, on GPUs the kernels of `t2x.layers.grouped_kernels` do, in bfloat16 and float16.
+On TPUs the product is `jax.lax.ragged_dot`. On CPUs and NVIDIA GPUs, where that multiplies each row with the matrices
+of all parts, rows are padded so that blocks of `Groups.block` rows have one part. On CPUs a loop multiplies the blocks
+that are in use, on GPUs the kernels of `t2x.layers.grouped_kernels` do, in bfloat16 and float16.
 """
 
 import dataclasses

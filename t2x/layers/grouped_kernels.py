@@ -1,8 +1,8 @@
 """Products of blocks of rows, each with the matrix of its own part, as Pallas kernels for NVIDIA GPUs.
 
-In the products of `t2x.layers.grouped` a block of consecutive rows belongs to one part, so that a tile of the result is an
-ordinary product of matrices, whose tiles of the second factor are found by the part of the block (as in MegaBlocks, Gale et al. 2022,
-https://arxiv.org/abs/2211.15841).
+In the products of `t2x.layers.grouped` a block of consecutive rows belongs to one part, so that a tile of the result is
+an ordinary product of matrices, whose tiles of the second factor are found by the part of the block (as in MegaBlocks,
+Gale et al. 2022, https://arxiv.org/abs/2211.15841).
 """
 
 from collections.abc import Callable

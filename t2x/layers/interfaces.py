@@ -347,7 +347,8 @@ def _from_tokens(merge: Callable[..., Any]) -> Callable[..., Any]:
 
 @runtime_checkable
 class Merge(Protocol):
-  """Layer between two stages, which merges neighbouring tokens or changes the width. Built as `Merge(d_model, rngs=rngs)`.
+  """Layer between two stages, which merges neighbouring tokens or changes the width.
+  Built as `Merge(d_model, rngs=rngs)`.
 
   Attributes:
     num_merged: number of tokens that are merged into one.
@@ -371,8 +372,8 @@ class Merge(Protocol):
 
 @runtime_checkable
 class Join(Protocol):
-  """Part that computes the output of a pyramid from those of all of its stages. Built as `Join(widths, rngs=rngs)`, with
-  the width of each stage."""
+  """Part that computes the output of a pyramid from those of all of its stages. Built as `Join(widths, rngs=rngs)`,
+  with the width of each stage."""
 
   @property
   def output_dim(self) -> int:

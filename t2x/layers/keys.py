@@ -48,7 +48,7 @@ def row_keys(key: Array, rows: int | Sequence[int] | Array) -> Array:
 
 
 def fold_in(key: Array, number: Any) -> Array:
-  """Returns `jax.random.fold_in(key, number)` for one key [], one key per row [batch], or one per token [batch, length]."""
+  """Returns `jax.random.fold_in(key, number)` for a key [], a key per row [batch], or one per token [batch, length]."""
   fold: Callable[[Array, Any], Array] = jax.random.fold_in
   for _ in key.shape:
     fold = jax.vmap(fold, (0, None))
@@ -257,7 +257,8 @@ def repeated_keys(key: Array, times: int) -> Array: ...
 @overload
 def repeated_keys(key: None, times: int) -> None: ...
 def repeated_keys(key: Array | None, times: int) -> Array | None:
-  """Returns different keys for `times` consecutive rows of each example, [batch * times], from one key per example, [batch].
+  """Returns different keys for `times` consecutive rows of each example, [batch * times], from one
+  key per example, [batch].
 
   None, a key [] for all rows, and the keys of one row per example are returned unchanged.
   """

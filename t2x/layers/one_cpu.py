@@ -1,12 +1,12 @@
 """Operations for one CPU device, whose gradients XLA computes fast there.
 
-XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients of
-some kernels, and at sums over rows. It computes a product in bfloat16 with the CPU's instructions only if the result is
-in float32 and no operand is transposed; it converts both operands to float32 otherwise. It computes a batched product, as in
-attention, in one thread, unless it can merge it with a sum or a maximum over a dimension into one operation. It merges only
-operations with a single user, and no product whose left operand is transposed. On one CPU device these functions avoid all of
-this; elsewhere they are the plain operations, which the compiler splits over devices. `experiments/speed/NOTES.md` has the
-measurements.
+XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients
+of some kernels, and at sums over rows. It computes a product in bfloat16 with the CPU's instructions only if the result
+is in float32 and no operand is transposed; it converts both operands to float32 otherwise. It computes a batched
+product, as in attention, in one thread, unless it can merge it with a sum or a maximum over a dimension into one
+operation. It merges only operations with a single user, and no product whose left operand is transposed. On one CPU
+device these functions avoid all of this; elsewhere they are the plain operations, which the compiler splits over
+devices. `experiments/speed/NOTES.md` has the measurements.
 """
 
 import functools

@@ -44,12 +44,12 @@ def param(
   | kind | parameters | weight decay | Muon |
   |---|---|---|---|
   | matrix | maps hidden vectors to hidden vectors | yes | orthogonalised |
-  | table | rows that are looked up: embeddings, positions, relative biases, projections to a vocabulary or classes | yes | Adam |
+  | table | rows that are looked up: embeddings, positions, biases, projections to tokens or classes | yes | Adam |
   | filter | kernels over neighbouring tokens or pixels, maps over the length | yes | Adam |
   | vector | added to or multiplied with features: biases, norms, null keys, prompts, centroids | no | Adam |
   | scalar | a single number | no | Adam |
   | identity | starts as a neutral element, which decay would destroy: mixtures of streams or heads | no | Adam |
-  | rule | has no gradient and no optimizer state: `rule` moves it after each step (`t2x.layers.rules`) | no | the rule |
+  | rule | no gradient, no optimizer state: `rule` moves it after each step (`t2x.layers.rules`) | no | the rule |
 
   Vectors per head (Transformer-XL's u and v, null keys and values, the w of additive scores) stay vectors: their
   published code has one vector or does not decay them. Class tokens and prompts are not decayed (DeiT).

@@ -1,8 +1,8 @@
 """Parameters of kind 'rule': they have no gradient, and a rule moves them once per step.
 
-A step replaces such a parameter by `rule(value, statistic)`. The part that has the parameter computes the statistic in its
-forward pass (`reported`). It takes the place of the gradient, so that a step adds it up over micro-batches, devices and
-the calls of the part, whatever stack, rematerialisation or scan the part is in.
+A step replaces such a parameter by `rule(value, statistic)`. The part that has the parameter computes the statistic in
+its forward pass (`reported`). It takes the place of the gradient, so that a step adds it up over micro-batches, devices
+and the calls of the part, whatever stack, rematerialisation or scan the part is in.
 """
 
 import dataclasses

@@ -93,7 +93,8 @@ class Tokens:
 
 
 def grid_places(tokens: Tokens) -> tuple[Any, Any, Any]:
-  """Returns the index of each token in its grid of rows and columns, negative for tokens before it, its row and its column.
+  """Returns the index of each token in its grid of rows and columns, negative for tokens before it, its
+  row and its column.
 
   The arrays have the shape and the type of `tokens.positions`.
   """

@@ -1,8 +1,8 @@
 """Shows a trained model on one input: attention, predictions of each layer, losses, embeddings, positions,
 load of experts.
 
-`look_at_text`, `look_at_pair` and `look_at_image` compute a `Look`, and `look_at_boxes` a drawing for it; `t2x.look.page` and
-`t2x.look.pictures` draw it.
+`look_at_text`, `look_at_pair` and `look_at_image` compute a `Look`, and `look_at_boxes` a drawing for it;
+`t2x.look.page` and `t2x.look.pictures` draw it.
 """
 
 from t2x.look.attention import *

@@ -63,8 +63,8 @@ class Attention:
   """Attention probabilities of all layers of a body for one row.
 
   Attributes:
-    name: 'self-attention', 'encoder self-attention', 'decoder self-attention' or 'cross-attention', followed by the name
-      of the sublayer in parentheses if it is not the usual one.
+    name: 'self-attention', 'encoder self-attention', 'decoder self-attention' or 'cross-attention', followed by the
+      name of the sublayer in parentheses if it is not the usual one.
     queries: labels of the queries. In cross-attention the tokens that are predicted, else the tokens that are read.
     keys: labels of the keys.
     layers: probabilities of each layer, [heads, queries, keys].

@@ -54,7 +54,8 @@ def source_of_pair(
   is_text: bool,
   seconds: float | None = None,
 ) -> tuple[np.ndarray, tuple[Sequence[str], np.ndarray, Sequence[Grid]]]:
-  """Returns the input of an encoder; and the names of its tokens, which of them are separators, and the grids of the stages.
+  """Returns the input of an encoder; and the names of its tokens, which of them are separators, and the
+  grids of the stages.
 
   Args:
     inspection: the model and its tokenizer.

@@ -26,9 +26,9 @@ def write_pictures(
 ) -> list[Path]:
   """Writes the pictures of a page as PNG or SVG files and returns their paths.
 
-  The files are `alignment` (cross-attention, mean over heads of each layer; of a recording, below its mel bands) or, over a
-  picture, `words_layer_N` (where each word looks), `NAME_layer_N` (all heads of a layer), `experts` (load of the experts of
-  each layer), `maps` (positions and patterns), and one for each drawing.
+  The files are `alignment` (cross-attention, mean over heads of each layer; of a recording, below its mel bands) or,
+  over a picture, `words_layer_N` (where each word looks), `NAME_layer_N` (all heads of a layer), `experts` (load of the
+  experts of each layer), `maps` (positions and patterns), and one for each drawing.
 
   Args:
     look: what to draw.
@@ -225,7 +225,7 @@ def _loads(groups: Sequence[str], most: float) -> Callable[[Any, np.ndarray], No
 def _overlay(
   pixels: UInt8[np.ndarray, 'height width channels'], grid: Grid
 ) -> Callable[[Any, np.ndarray], None]:
-  """Returns a function that draws the attention of the first extra token, or the mean over queries, over the picture."""
+  """Returns a function that draws the attention of the first extra token, or the mean over queries, on a picture."""
 
   def draw(axes, values):
     weights = values[0] if grid.num_extra else values.mean(0)

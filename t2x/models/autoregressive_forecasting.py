@@ -1,5 +1,5 @@
-"""Autoregressive forecasts of time series by an encoder-decoder with lagged values, a calendar and sampled paths, equal to
-TimeSeriesTransformerForPrediction of transformers."""
+"""Autoregressive forecasts of time series by an encoder-decoder with lagged values, a calendar and sampled paths, equal
+to TimeSeriesTransformerForPrediction of transformers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,9 +37,9 @@ __all__ = ['AutoregressiveForecaster']
 class AutoregressiveForecaster(nnx.Module):
   """Forecasts value by value, from the values `lags` before, the calendar and the scale of the context.
 
-  The vector of a time has the scaled values at its lags, log(1 + |loc|) and log(scale) of each channel, and the calendar, each field
-  of n values as index / (n - 1) - 1/2. Lags reach before the context; only the context determines location and scale. Missing values
-  (NaN) are at the location.
+  The vector of a time has the scaled values at its lags, log(1 + |loc|) and log(scale) of each channel, and the
+  calendar, each field of n values as index / (n - 1) - 1/2. Lags reach before the context; only the context determines
+  location and scale. Missing values (NaN) are at the location.
 
   Args:
     d_model: width of the residual stream.
@@ -49,10 +49,10 @@ class AutoregressiveForecaster(nnx.Module):
     lags: distances to earlier values, from 1 on. The series of a call has `context` + max(lags) values.
     calendar: fields of the calendar.
     scaler: computes location and scale of the context.
-    encoder_values: builds the embedding of the vectors of the context; that of the forecast, of which a time must not see the next
-      one, is linear.
-    tables: builds an embedding of the calendar, added to that of the values in place of the numbers from -1/2 to 1/2. None: the
-      numbers.
+    encoder_values: builds the embedding of the vectors of the context; that of the forecast, of which a time must not
+      see the next one, is linear.
+    tables: builds an embedding of the calendar, added to that of the values in place of the numbers from -1/2 to
+      1/2. None: the numbers.
     encoder: builds the body of the context.
     decoder: builds the body of the forecast; its blocks need `cross`.
     distribution: distribution of each forecast value.
@@ -137,7 +137,7 @@ class AutoregressiveForecaster(nnx.Module):
   def _embedded(
     self, values: ValueEmbedding, lagged: Array, calendar: Array, loc: Array, scale: Array
   ) -> Float[Array, 'batch length d_model']:
-    """Returns the embedded times of lagged values [batch, length, channels, lags] with their calendar [batch, length, fields]."""
+    """Embeds the times of lagged values [batch, length, channels, lags] with their calendar [batch, length, fields]."""
     static = jnp.concatenate([jnp.log1p(jnp.abs(loc)), jnp.log(scale)], axis=-1)
     static = jnp.broadcast_to(static, (*calendar.shape[:2], static.shape[-1]))
     parts = [lagged.reshape(*lagged.shape[:2], -1), static]
@@ -169,8 +169,8 @@ class AutoregressiveForecaster(nnx.Module):
     *,
     key: Array | None = None,
   ) -> Output:
-    """Returns the parameters of `distribution` of each value of the future given all values before it, float32 [batch, horizon,
-    channels, parameters]; `Output.heads` as in `Forecaster`.
+    """Returns the parameters of `distribution` of each value of the future given all values before it, float32 [batch,
+    horizon, channels, parameters]; `Output.heads` as in `Forecaster`.
 
     Args:
       series: values of the past; NaN for missing values.
@@ -199,7 +199,8 @@ class AutoregressiveForecaster(nnx.Module):
     num_samples: int,
     key: Array,
   ) -> Float[Array, 'batch samples horizon channels']:
-    """Returns sampled paths, each value from the distribution given the sampled values before it, with a cache of the decoder.
+    """Returns sampled paths, each value from the distribution given the sampled values before it, with a
+    cache of the decoder.
 
     Args:
       series: values of the past; NaN for missing values.

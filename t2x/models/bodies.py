@@ -157,7 +157,8 @@ class Encoder(nnx.Module):
 
     Args:
       x: embedded tokens.
-      source: the sequence that layers with cross-attention read. With a cache it is ignored: `init_cache` has processed it.
+      source: the sequence that layers with cross-attention read. With a cache it is ignored:
+        `init_cache` has processed it.
       tokens: metadata of the tokens in x; None: unpadded rows at positions 0, 1, ....
       cache: cache that earlier calls returned during generation.
       key: random keys of dropout, one per row [batch], or one key []; None: no dropout.

@@ -1,5 +1,5 @@
-"""Capsules: routing by agreement (Sabour et al. 2017, https://arxiv.org/abs/1710.09829), attention whose softmax runs over
-outputs instead of inputs."""
+"""Capsules: routing by agreement (Sabour et al. 2017, https://arxiv.org/abs/1710.09829), attention whose softmax runs
+over outputs instead of inputs."""
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,10 @@ class CapsulePool(nnx.Module):
   """Pools tokens into capsules by agreement, and returns the capsules of a row side by side.
 
   The features of a token are cut into capsules u_i, vectors of `capsule_dim` features, which `squash` scales to lengths
-  below 1. Capsule i votes W_i u_i for each output j, with its share c_ij = softmax_j(b_ij) of one vote per capsule: outputs
-  compete for inputs. In each round v_j = squash(sum_i c_ij W_ij u_i), and b_ij, at first 0, grows by the agreement v_j W_ij u_i
-  (procedure 1 of the paper, with gradients through all rounds). Tokens share their matrices W, so that their number is
-  free; in the paper each place has its own.
+  below 1. Capsule i votes W_i u_i for each output j, with its share c_ij = softmax_j(b_ij) of one vote per capsule:
+  outputs compete for inputs. In each round v_j = squash(sum_i c_ij W_ij u_i), and b_ij, at first 0, grows by the
+  agreement v_j W_ij u_i (procedure 1 of the paper, with gradients through all rounds). Tokens share their matrices W,
+  so that their number is free; in the paper each place has its own.
 
   Args:
     d_model: width of the tokens and of all outputs together.

@@ -168,8 +168,8 @@ class SequenceClassifier(LogitHead):
       x: hidden vectors of the rows.
       segments: segments of the tokens, [batch, length].
       key: keys of the examples, [batch / texts].
-      texts: number of consecutive rows of an example, whose pooled vectors are added up, as GPT-1 does for both orders of
-        two texts (Radford et al. 2018).
+      texts: number of consecutive rows of an example, whose pooled vectors are added up, as GPT-1 does for both orders
+        of two texts (Radford et al. 2018).
     """
     pooled = self.pool(x, segments, repeated_keys(named_key(key, 'pool'), texts))
     pooled = pooled.reshape(-1, texts, pooled.shape[-1]).sum(axis=1) if texts > 1 else pooled

@@ -40,8 +40,8 @@ __all__ = ['DETR', 'YOLOS', 'BoxHead']
 class BoxHead(nnx.Module):
   """Computes class logits and a box from the vector of each query: an MLP with ReLU for each.
 
-  The last logit is that of the class of queries without an object. Boxes are centre, width and height (x, y, w, h) as shares
-  of the image, each a sigmoid.
+  The last logit is that of the class of queries without an object. Boxes are centre, width and height (x, y, w, h) as
+  shares of the image, each a sigmoid.
 
   Args:
     d_model: width of the vectors.
@@ -99,12 +99,12 @@ def _perceptron(layers: nnx.List, x: Array) -> Array:
 
 
 class YOLOS(VisionTransformer):
-  """Vision transformer with learned detection tokens beside the patches, each of which predicts a box (You Only Look at One
-  Sequence, https://arxiv.org/abs/2106.00666).
+  """Vision transformer with learned detection tokens beside the patches, each of which predicts a box (You Only Look
+  at One Sequence, https://arxiv.org/abs/2106.00666).
 
-  Detection tokens are the last registers of the embedding: `PatchEmbedding.num_registers = %num_queries`. They come before
-  the patches; as self-attention does not depend on the order, this equals the published order, and they include their
-  position vectors. Only the last layer learns.
+  Detection tokens are the last registers of the embedding: `PatchEmbedding.num_registers = %num_queries`. They come
+  before the patches; as self-attention does not depend on the order, this equals the published order, and they include
+  their position vectors. Only the last layer learns.
 
   Args:
     d_model: width of the residual stream.
@@ -142,7 +142,8 @@ class YOLOS(VisionTransformer):
     )
     if num_queries > self.embedding.num_extra:
       raise UserError(
-        f'YOLOS.num_queries = {num_queries}, but @{type(self.embedding).__name__} has {self.embedding.num_extra} tokens '
+        f'YOLOS.num_queries = {num_queries}, but @{type(self.embedding).__name__} has '
+        f'{self.embedding.num_extra} tokens '
         'before the patches: set PatchEmbedding.num_registers = %num_queries'
       )
     self.num_queries = num_queries
@@ -158,15 +159,15 @@ class YOLOS(VisionTransformer):
     )
 
   def __call__(self, images, *, key=None, record=frozenset()):
-    """Returns class logits [batch, queries, classes + 1] and, in `Output.heads`, 'classes' and 'boxes' [batch, 1, queries, ...]."""
+    """Returns logits [batch, queries, classes + 1]; `Output.heads`: 'classes', 'boxes' [batch, 1, queries, ...]."""
     out = self.hidden(images, key=key, record=record)
     end = self.embedding.num_extra
     return self.box_head.output(out.x[:, None, end - self.num_queries : end], out)
 
 
 class DETR(nnx.Module):
-  """Detection Transformer (https://arxiv.org/abs/2005.12872): features of an image, an encoder, and a decoder whose tokens, the
-  object queries, predict a box each after every layer.
+  """Detection Transformer (https://arxiv.org/abs/2005.12872): features of an image, an encoder, and a decoder whose
+  tokens, the object queries, predict a box each after every layer.
 
   Object queries are zeros; only the positions that `decoder` adds to queries and keys distinguish them. As published:
   `@AddressPositions` with `@LearnedPositions`.
@@ -244,7 +245,8 @@ class DETR(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Returns class logits [batch, queries, classes + 1] and, in `Output.heads`, 'classes' and 'boxes' [batch, layers, queries, ...].
+    """Returns class logits [batch, queries, classes + 1] and, in `Output.heads`, 'classes' and 'boxes'
+    [batch, layers, queries, ...].
 
     Args:
       images: pixels.

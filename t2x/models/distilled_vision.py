@@ -49,8 +49,9 @@ class ProbabilityMean(MeanOfHeads):
 class DistilledVisionTransformer(VisionTransformer):
   """Vision transformer with a distillation token after the class token, and a head for each.
 
-  The head of the class token learns from labels, that of the distillation token from a teacher. The distillation token is
-  the first register of the embedding: `PatchEmbedding.num_registers = 1`, and `LearnedGrid.num_extra = 2` for its position.
+  The head of the class token learns from labels, that of the distillation token from a teacher. The distillation
+  token is the first register of the embedding: `PatchEmbedding.num_registers = 1`, and `LearnedGrid.num_extra =
+  2` for its position.
 
   Args:
     teacher_head: builds the classifier of the distillation token; `head` is that of the class token.

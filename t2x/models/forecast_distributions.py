@@ -101,8 +101,8 @@ class PointForecast(ForecastDistribution):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantiles(ForecastDistribution):
-  """Quantiles, whose loss is the mean of 2 |(value < quantile) - level| |value - quantile| over levels, in units of the scale
-  (Koenker and Bassett 1978). Quantiles are sorted when they are read, since outputs may cross.
+  """Quantiles, whose loss is the mean of 2 |(value < quantile) - level| |value - quantile| over levels, in units of the
+  scale (Koenker and Bassett 1978). Quantiles are sorted when they are read, since outputs may cross.
 
   Attributes:
     levels: levels between 0 and 1, increasing.
@@ -146,8 +146,8 @@ class Quantiles(ForecastDistribution):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StudentT(ForecastDistribution):
-  """Student's t-distribution with degrees of freedom above 2, location and scale; the loss is -log p(value), as in DeepAR's
-  successors (GluonTS, https://arxiv.org/abs/1906.05264)."""
+  """Student's t-distribution with degrees of freedom above 2, location and scale; the loss is -log p(value), as in
+  DeepAR's successors (GluonTS, https://arxiv.org/abs/1906.05264)."""
 
   num_parameters = 3
 

@@ -1,5 +1,5 @@
-"""Direct forecasts of time series: each channel of a series is a row of its own (PatchTST, https://arxiv.org/abs/2211.14730;
-DLinear, https://arxiv.org/abs/2205.13504)."""
+"""Direct forecasts of time series: each channel of a series is a row of its own (PatchTST,
+https://arxiv.org/abs/2211.14730; DLinear, https://arxiv.org/abs/2205.13504)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -142,8 +142,8 @@ class PatchNetwork(nnx.Module):
 
 
 class Decomposition(nnx.Module):
-  """Splits the values of a channel into their moving average (trend) and the rest, both of which are features: with the linear
-  head of `Forecaster`, DLinear (https://arxiv.org/abs/2205.13504).
+  """Splits the values of a channel into their moving average (trend) and the rest, both of which are features: with the
+  linear head of `Forecaster`, DLinear (https://arxiv.org/abs/2205.13504).
 
   Args:
     context: number of values.
@@ -170,10 +170,11 @@ class Decomposition(nnx.Module):
 
 
 class Forecaster(nnx.Module):
-  """Forecasts the values after a context, each channel from its own values with shared parameters (channel independence).
+  """Forecasts the values after a context, each channel from its own values with
+  shared parameters (channel independence).
 
-  The values of the context are scaled by `scaler`, missing values (NaN) are at its location, and forecasts are scaled back.
-  Missing values have no effect on location and scale.
+  The values of the context are scaled by `scaler`, missing values (NaN) are at its location, and forecasts are scaled
+  back. Missing values have no effect on location and scale.
 
   Args:
     context: number of values of the context.

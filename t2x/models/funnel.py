@@ -38,8 +38,8 @@ class Funnel(nnx.Module):
   Before every stage except the first, the means of neighbouring pairs of tokens are the queries of a pooling layer,
   whose keys are the tokens before pooling (`FromSource`), or of a layer that attends to the pooled tokens only. A
   pooled token has the position of the first of its pair. A pair of a token and padding is the token; transformers makes
-  it padding, the code of the authors a mean with padding. For `decoder`, the output of the last stage is repeated to the
-  length of the input and added to that of the first stage (section 2.2).
+  it padding, the code of the authors a mean with padding. For `decoder`, the output of the last stage is repeated to
+  the length of the input and added to that of the first stage (section 2.2).
 
   Args:
     d_model: width of the residual stream, that of all stages.

@@ -63,7 +63,8 @@ class ReplacedTokenHead(nnx.Module):
 
 
 class WithGenerator(LogitModel):
-  """Predicts masked tokens with a generator, and with its `body`, the discriminator, which tokens of a row were replaced.
+  """Predicts masked tokens with a generator, and with its `body`, the discriminator, which tokens of
+  a row were replaced.
 
   Both bodies read the same tables of tokens, types and positions and the same input norm, as published, which each
   projects to its width. `hidden`, `head` and the logits are those of the generator; `detect` runs the discriminator. A

@@ -27,8 +27,8 @@ __all__ = ['GlobalTokens']
 class GlobalTokens(nnx.Module):
   """Token embedding of an encoder that prepends `n` learned global tokens to each row.
 
-  With the pattern `Window(64) | Global(n)` global tokens see and are seen by all tokens, and the tokens of the text (the
-  long input of ETC) see their window, in time linear in the length. Global tokens have the mark 'global', which
+  With the pattern `Window(64) | Global(n)` global tokens see and are seen by all tokens, and the tokens of the text
+  (the long input of ETC) see their window, in time linear in the length. Global tokens have the mark 'global', which
   `Marked('global')` and `GlobalTokenBias` read, and the first n positions, so that the text starts at position n. A
   `LanguageModel` removes them after its body: heads get the vectors of the text only.
 

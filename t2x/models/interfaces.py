@@ -45,8 +45,9 @@ class Output:
     recorded: intermediate arrays by name, as `Stack` returns them.
     tokens: metadata of the tokens of hidden vectors; None for the output of a head.
     inputs: input of the first layer of a body, [batch, length, d_model]; None for the output of a head.
-    heads: outputs of each head by name, of a model with several: 'labels' and 'teacher' (logits that learn from labels and
-      from a teacher, of which `x` is the mean), or 'classes' and 'boxes' of a detector [batch, layers, queries, ...].
+    heads: outputs of each head by name, of a model with several: 'labels' and 'teacher' (logits that learn
+      from labels and from a teacher, of which `x` is the mean), or 'classes' and 'boxes' of a detector
+      [batch, layers, queries, ...].
   """
 
   x: Float[Array, 'batch *rest']

@@ -170,7 +170,8 @@ class LanguageModel(LogitModel):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Returns hidden vectors [batch, length, d_model] of the last layer, without those of tokens that the embedding prepends.
+    """Returns hidden vectors [batch, length, d_model] of the last layer, without those of tokens
+    that the embedding prepends.
 
     Args:
       ids: token ids.

@@ -72,8 +72,8 @@ class EmbeddedInput(nnx.Module):
 
 
 class OneStream(nnx.Module):
-  """Computes class logits of several inputs, whose tokens one encoder processes as one sequence; a learned vector is added to
-  all tokens of an input.
+  """Computes class logits of several inputs, whose tokens one encoder processes as one sequence; a learned vector is
+  added to all tokens of an input.
 
   Args:
     d_model: width of the residual stream.

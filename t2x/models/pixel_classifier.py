@@ -18,8 +18,8 @@ __all__ = ['PixelClassifier']
 class PixelClassifier(ImageEncoder):
   """Computes class logits for each token of the grid that the body returns, which the task interpolates to pixels.
 
-  With `Stages.join = @AllMLP` in the body it is SegFormer (https://arxiv.org/abs/2105.15203); with patches and an encoder
-  without stages, Segmenter with a linear head (https://arxiv.org/abs/2105.05633).
+  With `Stages.join = @AllMLP` in the body it is SegFormer (https://arxiv.org/abs/2105.15203); with patches and an
+  encoder without stages, Segmenter with a linear head (https://arxiv.org/abs/2105.05633).
 
   Args:
     head: builds the classifier of each token.
@@ -54,7 +54,8 @@ class PixelClassifier(ImageEncoder):
     if tokens is None or tokens.grid is None or len(tokens.grid) != 2:
       raise UserError(
         'PixelClassifier needs tokens in rows and columns, but its body returns '
-        f'{"none" if tokens is None else f"the grid {tokens.grid}"}: use patches of images, and a body that keeps a grid'
+        f'{"none" if tokens is None else f"the grid {tokens.grid}"}: use patches of images, and a '
+        'body that keeps a grid'
       )
     logits = self.head(out.x[:, tokens.num_extra :], named_key(key, 'head'))
     logits = logits.reshape(len(logits), *tokens.grid, -1)

@@ -1,7 +1,7 @@
 """Ranks and choices for metrics, in which ties and NaN count against the model.
 
-A model with the same score for all candidates knows nothing, and an index of a maximum would favour the first of them. The
-functions take arrays of NumPy and of JAX.
+A model with the same score for all candidates knows nothing, and an index of a maximum would favour the first of them.
+The functions take arrays of NumPy and of JAX.
 """
 
 from typing import Any

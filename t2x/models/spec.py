@@ -44,8 +44,8 @@ class ModelSpec:
   Attributes:
     inputs: the arrays that the model is called with, in order. Their names are those of the batch: 'tokens' of a
       language model, 'source' and 'target' of an encoder-decoder, 'image' of an image model.
-    outputs: names of the outputs that the head computes: 'token logits' over the vocabulary, 'further tokens' (logits of
-      later tokens), 'class logits' per row,
+    outputs: names of the outputs that the head computes: 'token logits' over the vocabulary, 'further tokens' (logits
+      of later tokens), 'class logits' per row,
       'classes per token', 'vectors', 'boxes' with their classes, or names of a user's task and head.
     patterns: attention patterns of the layers whose output the head reads.
     num_classes: number of class logits; None without a classifier.

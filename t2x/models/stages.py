@@ -54,10 +54,10 @@ class Stages(nnx.Module):
     pattern: narrows the pattern of the body in the stages. A list has one entry per stage.
     encoding: builds a position encoding for each stage, which replaces the body's in its layers; vectors that it adds
       to tokens are added to the input of the stage. None: the body's. A list has one entry per stage.
-    norm: builds a norm of the output of each stage, which the next stage reads (PVT v2, https://arxiv.org/abs/2106.13797;
-      SegFormer). None: no norm.
-    join: builds the part that computes the output from those of all stages, such as `AllMLP`. None: the output of the last
-      stage.
+    norm: builds a norm of the output of each stage, which the next stage reads (PVT v2,
+      https://arxiv.org/abs/2106.13797; SegFormer). None: no norm.
+    join: builds the part that computes the output from those of all stages, such as `AllMLP`. None: the output
+      of the last stage.
 
   Raises:
     UserError: a list has another number of entries, or no block of a stage reads its pattern.
@@ -145,7 +145,8 @@ class Stages(nnx.Module):
     """
     if self.join is not None:
       raise UserError(
-        f'Stages.join = @{type(self.join).__name__} reads the outputs of all stages, which no cache holds: use an Encoder'
+        f'Stages.join = @{type(self.join).__name__} reads the outputs of all stages, which no '
+        'cache holds: use an Encoder'
       )
     if source is not None:
       self._check_unread(Call(source.tokens, source=source))
@@ -263,7 +264,8 @@ def _each(name: str, value: Any, number: int, kind: str) -> list[Any]:
 def layer_places(
   build: Callable[..., Sequence[LayerStack]], count: int
 ) -> tuple[list[tuple[int, int]], int]:
-  """Returns the values of `BuildContext.stage` for stacks whose layers are numbered in order, and their number of layers.
+  """Returns the values of `BuildContext.stage` for stacks whose layers are numbered in order, and
+  their number of layers.
 
   Args:
     build: builds the stacks from random keys and these values. A stack's number of layers is known after its

@@ -71,8 +71,8 @@ class TwoStreams(Stack):
   ) -> NoReturn:
     """Raises UserError: tokens are predicted in another order than that of the row."""
     raise UserError(
-      'TwoStreams predicts the tokens of a row in any order, so it has no cache: to generate, use a Decoder with a Stack, '
-      'which can start from the same parameters'
+      'TwoStreams predicts the tokens of a row in any order, so it has no cache: to generate, use '
+      'a Decoder with a Stack, which can start from the same parameters'
     )
 
   def __call__(

@@ -87,12 +87,13 @@ class TwoTower(nnx.Module):
     a: builds the tower of the first input.
     b: builds the tower of the second input.
     dim: width of the vectors that are compared.
-    a_projection: builds the projection of the vectors of `a`; None: they are compared as they are, and have the width `dim`.
+    a_projection: builds the projection of the vectors of `a`; None: they are compared as they are, and
+      have the width `dim`.
     b_projection: likewise for `b`.
     temperature: initial temperature; the factor is its inverse, and is learned on a logarithmic scale.
     max_factor: maximum of the factor, to which each train step clips it; None: no maximum. 100 in CLIP's training.
-    bias: initial value of a learned number that is added to the products (SigLIP, https://arxiv.org/abs/2303.15343: -10);
-      None: no bias.
+    bias: initial value of a learned number that is added to the products (SigLIP, https://arxiv.org/abs/2303.15343:
+      -10); None: no bias.
     init: initialiser of the projections.
   """
 

@@ -67,8 +67,8 @@ class Placed:
 
 
 def runs_model(function: Function) -> Function:
-  """Decorates a function whose first argument is a model, which may be `Placed`: the function gets the module, and is traced
-  in the layout. A compiled function is decorated before it is compiled."""
+  """Decorates a function whose first argument is a model, which may be `Placed`: the function gets the module, and is
+  traced in the layout. A compiled function is decorated before it is compiled."""
 
   @functools.wraps(function)
   def in_layout(model: Any, *args: Any, **settings: Any) -> Any:
@@ -101,8 +101,8 @@ def spread_over(model: Any, batch: int) -> tuple[Callable[[Any], Any], Callable[
   """Returns two functions that place arrays on the model's mesh, and gather them.
 
   The first shards arrays [batch, ...], equal on all processes, by row over the axes of the mesh that split a batch. If
-  they do not divide the batch, a `Placed` model gets copies of the last row, and arrays of another model are replicated.
-  The second replicates sharded arrays [batch, ...] on every process, without these copies.
+  they do not divide the batch, a `Placed` model gets copies of the last row, and arrays of another model are
+  replicated. The second replicates sharded arrays [batch, ...] on every process, without these copies.
   """
   layout = model.layout if isinstance(model, Placed) else None
   meshes = (leaf.sharding.mesh for leaf in jax.tree.leaves(model) if _has_mesh(leaf))

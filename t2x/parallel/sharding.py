@@ -138,8 +138,8 @@ class Activations:
     return hash((self.mesh, tuple(sorted(self.rules.items()))))
 
   def whole_rows(self, batch: bool = True) -> 'Activations':
-    """Returns the layout that does not split rows along their length; without `batch`, neither the batch, nor the experts,
-    which devices with rows of their own exchange."""
+    """Returns the layout that does not split rows along their length; without `batch`, neither the batch, nor the
+    experts, which devices with rows of their own exchange."""
     axes = ['length', 'slots']
     if not batch:
       axes += ['batch', 'looked_up_batch', 'dispatched', 'experts']

@@ -60,8 +60,8 @@ def step_time(
 ) -> StepTime:
   """Estimates the time of a step.
 
-  The products have the MFU of a recorded step, which contains its other operations. Each collective takes the longer of its
-  bytes inside and between the domains of the links.
+  The products have the MFU of a recorded step, which contains its other operations. Each collective takes the longer of
+  its bytes inside and between the domains of the links.
 
   Args:
     flops: FLOPs of the products of the step on one device.

@@ -24,8 +24,8 @@ POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention
 # Of the traced total, whose temporaries are an estimate: it was within this share of the compiled total where the
 # compiler for CPUs adds no conversions (tests/plan/test_footprint.py).
 FIT_MARGIN = 0.1
-# A model with fewer FLOPs per token than the smallest recorded one by more than this factor has no estimated time: its small
-# operations take time that FLOPs do not show.
+# A model with fewer FLOPs per token than the smallest recorded one by more than this factor has no estimated time: its
+# small operations take time that FLOPs do not show.
 SMALLER = 4
 # Number of variants that are compiled.
 NUM_COMPILED = 3

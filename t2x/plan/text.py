@@ -137,7 +137,8 @@ def _time(planned: Planned) -> str:
   size = variant.program.mesh.size
   lines = [
     f'time per step (products at the MFU of the nearest recorded step, {variant.recorded.mfu:.1%}; '
-    f'{"traced" if planned.compiled is None else "compiled"} collectives): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
+    f'{"traced" if planned.compiled is None else "compiled"} collectives): '
+    f'{_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
     f'MFU {cost.mfu:.1%} ({CONVENTION}), {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
@@ -198,10 +199,11 @@ def assumptions(plan: Plan) -> list[str]:
       program.batch_size,
     )
   lines = [
-    'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '
+    'memory, traced: the state and the batch are exact; other arrays follow the shardings of the '
+    'config, and elementwise '
     'operations are computed inside the operations that read them: temporaries are an estimate',
-    f'attention: {"; ".join(kernels) or "none"}. A fused kernel saves the same arrays as Blockwise (queries, keys, values, '
-    'output, row statistics); its temporaries are an estimate',
+    f'attention: {"; ".join(kernels) or "none"}. A fused kernel saves the same arrays as Blockwise '
+    '(queries, keys, values, output, row statistics); its temporaries are an estimate',
   ]
   if plan.base.compiled is not None:
     lines.append(
@@ -235,8 +237,8 @@ def _recorded(variant: Variant, device: Device) -> list[str]:
   run, flops = variant.recorded, variant.program.flops.visible
   line = (
     f'compute: the products of the step at {run.mfu:.1%} of the peak, the MFU of a recorded step of a '
-    f'{"mixture of experts" if run.experts else "GPT-2"} of {run.name} parameters, {run.flops / 1e9:.3g} GFLOPs per token, on '
-    f'one {run.kind}; this model: {flops / 1e9:.3g}'
+    f'{"mixture of experts" if run.experts else "GPT-2"} of {run.name} parameters, '
+    f'{run.flops / 1e9:.3g} GFLOPs per token, on one {run.kind}; this model: {flops / 1e9:.3g}'
   )
   far = not 1 / SMALLER <= flops / run.flops <= SMALLER
   unlike = [f'no step on a {device.kind}'] if device.kind != run.kind else []

@@ -42,8 +42,9 @@ def claim_folder(
 ) -> Iterator[None]:
   """Locks a run folder for training; creates the folder if it does not exist.
 
-  A folder belongs to the resolved values of its config.gin, which different texts may share, its code and its data. A folder without a
-  checkpoint and without training metrics belongs to no config: the files of its failed run are removed.
+  A folder belongs to the resolved values of its config.gin, which different texts may share, its code and its
+  data. A folder without a checkpoint and without training metrics belongs to no config: the files of its
+  failed run are removed.
 
   Args:
     folder: the run folder.

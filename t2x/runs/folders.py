@@ -317,7 +317,7 @@ def table_rows(runs: Sequence[Run], now: float) -> list[tuple[str, ...]]:
 
 
 def code_text(modules: Mapping[str, str]) -> str:
-  """Formats the user's modules with six digits of their digests: 'attn 0a1b2c, helper 3d4e5f', or one digest of many."""
+  """Formats the user's modules with six digits of digests: 'attn 0a1b2c, helper 3d4e5f', or one digest of many."""
   if len(modules) <= _MOST_MODULES:
     return ', '.join(f'{name} {digest[:6]}' for name, digest in modules.items())
   digest = hashlib.sha256(json.dumps(modules, sort_keys=True).encode()).hexdigest()

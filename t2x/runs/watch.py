@@ -40,8 +40,9 @@ def watch(
 ) -> None:
   """Evaluates each checkpoint of a run once, in the order of steps, until the run is done.
 
-  Metrics are written to `watch/metrics.jsonl`, `watch/samples.jsonl`, `watch/tensorboard`, and to the experiment trackers
-  of the run, in which they are a run of their own. A second call evaluates only checkpoints that have no metrics there.
+  Metrics are written to `watch/metrics.jsonl`, `watch/samples.jsonl`, `watch/tensorboard`, and to the
+  experiment trackers of the run, in which they are a run of their own. A second call evaluates only checkpoints
+  that have no metrics there.
 
   Args:
     folder: the run folder.

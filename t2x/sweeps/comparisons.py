@@ -1,14 +1,14 @@
 """Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
 
-t2x.sweeps.differences tests mean differences of the metric, and t2x.sweeps.learn_or_not guards them against runs that learn
-or do not. Equivalence follows from two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), a difference
-in divergence rates from Barnard's exact test. All tests of a sweep are corrected together.
+t2x.sweeps.differences tests mean differences of the metric, and t2x.sweeps.learn_or_not guards them against runs that
+learn or do not. Equivalence follows from two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), a
+difference in divergence rates from Barnard's exact test. All tests of a sweep are corrected together.
 
 A comparison without a p-value counts as p = 1. With a margin, a significant difference must reach it to help or hurt.
-Diverged seeds have no value: means and differences use the seeds that finished. If the divergence rates differ, they are
-compared as well: a variant with a significantly higher rate 'hurts', with a significantly lower rate 'helps'. If the mean
-difference is significant in the opposite direction, the verdict is 'inconclusive', because the means compare only the
-surviving seeds.
+Diverged seeds have no value: means and differences use the seeds that finished. If the divergence rates differ, they
+are compared as well: a variant with a significantly higher rate 'hurts', with a significantly lower rate 'helps'. If
+the mean difference is significant in the opposite direction, the verdict is 'inconclusive', because the means compare
+only the surviving seeds.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ class Comparison:
     p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
     p_other: corrected p-value of the mean difference by the alternative test, for information: the plain paired t test
       with Holm's correction if the plan chose the two-way model, else the two-way model.
-    verdict: 'helps' or 'hurts' if p_corrected is at most the level and the difference at least the margin, 'same' if the
-      difference is smaller than the margin, 'withheld' if a reason forbids a verdict, else 'inconclusive'.
+    verdict: 'helps' or 'hurts' if p_corrected is at most the level and the difference at least the margin, 'same' if
+      the difference is smaller than the margin, 'withheld' if a reason forbids a verdict, else 'inconclusive'.
     withheld: the reason: too few seeds, or a variant that is not tuned; '' for other verdicts.
     examples: number of evaluated examples whose noise the interval contains; None if it contains only the noise of the
       seeds.
@@ -76,7 +76,8 @@ class Comparison:
 
   @property
   def interval(self) -> tuple[float | None, float | None]:
-    """The interval beside the verdict; a bound is 0 where 'helps' or 'hurts' meets a single-step interval that includes 0.
+    """The interval beside the verdict; a bound is 0 where 'helps' or 'hurts' meets a single-step
+    interval that includes 0.
 
     The step-down test shows only the sign of the difference, so that 0 is the bound of the compatible interval
     (Strassburger and Bretz 2008, https://doi.org/10.1002/sim.3338).

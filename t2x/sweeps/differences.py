@@ -1,8 +1,8 @@
 """Tests of the mean differences between the variants of a sweep and their baselines.
 
 The two-way model or paired t tests (see t2x.sweeps.two_way). If all differences are equal, a t test is impossible: a
-difference of zero has p = 1; any other constant is tested with the sign test, p = 2 ** (1 - pairs). Intervals and p-values
-contain the noise of the evaluated examples if it is known (see t2x.sweeps.examples).
+difference of zero has p = 1; any other constant is tested with the sign test, p = 2 ** (1 - pairs). Intervals and
+p-values contain the noise of the evaluated examples if it is known (see t2x.sweeps.examples).
 """
 
 import dataclasses

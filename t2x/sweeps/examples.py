@@ -1,11 +1,11 @@
 """Noise of the evaluated examples in the comparison of two variants.
 
-All trials evaluate the same examples, a sample of the population in the conclusion. A difference d[s, x] of the metric with
-seed s at example x is the sum of a mean, an effect of the seed, an effect of the example and an interaction. The standard error
-over the seeds contains the effect of the seed and the interaction. `variance` estimates the contribution of the example
-effects by the method of moments (two-way layout with random effects, Scheffe 1959, chapter 7): only examples count at which the
-variants differ with most seeds, such as images that only one variant classifies correctly. With deterministic models it is the
-variance of McNemar's test.
+All trials evaluate the same examples, a sample of the population in the conclusion. A difference d[s, x] of the metric
+with seed s at example x is the sum of a mean, an effect of the seed, an effect of the example and an interaction. The
+standard error over the seeds contains the effect of the seed and the interaction. `variance` estimates the contribution
+of the example effects by the method of moments (two-way layout with random effects, Scheffe 1959, chapter 7): only
+examples count at which the variants differ with most seeds, such as images that only one variant classifies correctly.
+With deterministic models it is the variance of McNemar's test.
 """
 
 import dataclasses
@@ -69,8 +69,9 @@ def variance(differences: np.ndarray) -> float:
 class ExampleNoise:
   """Contribution of the evaluated examples to the variance of a difference.
 
-  Intervals and p-values use the wider of two results: with the variance of the seeds, and with the sum of both variances and
-  Satterthwaite's degrees of freedom. The second is narrower if few seeds contribute only a small part of the sum.
+  Intervals and p-values use the wider of two results: with the variance of the seeds, and with the sum of both
+  variances and Satterthwaite's degrees of freedom. The second is narrower if few seeds contribute only a small
+  part of the sum.
 
   Attributes:
     variance: the added variance; 0 if it is unknown.
@@ -84,7 +85,7 @@ class ExampleNoise:
   def of(
     cls, variant: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray], seeds: list[int]
   ) -> 'ExampleNoise':
-    """Estimates the noise from the values of each example by seed; unknown unless all seeds evaluated the same examples."""
+    """Estimates the noise from each example's values by seed; unknown unless all seeds evaluated the same examples."""
     pairs = [
       (variant[seed], baseline[seed]) for seed in seeds if seed in variant and seed in baseline
     ]
@@ -94,7 +95,7 @@ class ExampleNoise:
     return cls(variance(differences), differences.shape[1])
 
   def total(self, error: float, freedom: float) -> tuple[float, float]:
-    """Returns the standard error with both variances and its degrees of freedom; `error` and `freedom` are of the seeds."""
+    """Returns the standard error with both variances and its degrees of freedom; `error`, `freedom`: of the seeds."""
     if not self.variance or self.count is None:
       return error, freedom
     total = error**2 + self.variance

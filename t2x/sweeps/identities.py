@@ -1,9 +1,9 @@
 """Identities of trials: finds reusable earlier trials, and lists the changes since other trials ended.
 
-The identity of a trial names its run folder. It hashes the settings that differ from their defaults, and the user's modules. The
-run folder also stores the resolved config of the trial, which is compared with today's config: if a default or the data has
-changed since, today's values become part of the identity, so that the trial gets another folder. A new setting at its default
-keeps the identity.
+The identity of a trial names its run folder. It hashes the settings that differ from their defaults, and the user's
+modules. The run folder also stores the resolved config of the trial, which is compared with today's config: if a
+default or the data has changed since, today's values become part of the identity, so that the trial gets another
+folder. A new setting at its default keeps the identity.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Data = Callable[[], Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
-  """An earlier identity of the same settings, with other code, data or defaults; `changes` lists the changes as lines."""
+  """An earlier identity of the same settings with other code, data or defaults; `changes` has a line for each."""
 
   name: str
   changes: tuple[str, ...]
@@ -140,8 +140,8 @@ class _Today:
   def differences_of_older(self, made_by: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Lists the modules and data that have changed since a trial of an older version.
 
-    Older versions recorded the digests of imported modules, but not of their own imports. The digest of a package covered
-    all its files.
+    Older versions recorded the digests of imported modules, but not of their own imports. The digest of a package
+    covered all its files.
     """
     modules, data = (dict(_named(made_by, kind)) for kind in ('module ', 'data '))
     plain = {n for n, source in self.config.used.sources.items() if '/__init__.' not in source.path}

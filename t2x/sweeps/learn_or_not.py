@@ -2,16 +2,16 @@
 
 If each run learns with some probability, all seeds of a variant may learn while every seed of the baseline fails, by
 chance. Their differences are then nearly equal, and any test of means finds them significant. `Sweep.failed_above` and
-`failed_below` separate such runs by planned thresholds; this guard works without thresholds. The chance depends on the number
-of variants that learn at the rate of the baseline: at a level of 5 % three seeds are enough for one variant, four for
-seven, five for fifty. If only some seeds of a variant learn, its paired differences with the baseline have a wide range.
-A mean difference gets a verdict only if it exceeds `SPREAD` times these ranges of the other comparisons. The largest
-ranges are ignored while their number keeps the chance below the level.
+`failed_below` separate such runs by planned thresholds; this guard works without thresholds. The chance depends on the
+number of variants that learn at the rate of the baseline: at a level of 5 % three seeds are enough for one variant,
+four for seven, five for fifty. If only some seeds of a variant learn, its paired differences with the baseline have a
+wide range. A mean difference gets a verdict only if it exceeds `SPREAD` times these ranges of the other comparisons.
+The largest ranges are ignored while their number keeps the chance below the level.
 
-With more seeds of the baseline another error remains: by chance, all of the few seeds of a variant fail. The variant then
-seems to have no noise, and its difference to the accurate mean of the baseline is significant. A verdict that the paired
-seeds do not support therefore also needs a permutation test of the variant's seeds against all seeds of the baseline
-(Pitman 1937, https://doi.org/10.2307/2984124), which is valid for any distribution.
+With more seeds of the baseline another error remains: by chance, all of the few seeds of a variant fail. The variant
+then seems to have no noise, and its difference to the accurate mean of the baseline is significant. A verdict that the
+paired seeds do not support therefore also needs a permutation test of the variant's seeds against all seeds of the
+baseline (Pitman 1937, https://doi.org/10.2307/2984124), which is valid for any distribution.
 
 `experiments/statistics` measures error rates and power with and without the guard.
 """

@@ -1,12 +1,12 @@
 """Leases: one process at a time runs a trial, also across hosts whose file system has no working locks.
 
-The package filelock implements the lease: a file that its holder renews. If the holder died on the same host, another process
-takes the lease over at once, else after `T2X_LEASE_SECONDS` without a change of the file, by the clock of the
-observing process. A holder that was suspended or cut off from the file system notices the lost lease, and exits. Creating
-a file with O_EXCL must be atomic between hosts: local file systems, NFS version 3 or later, Lustre, GPFS.
+The package filelock implements the lease: a file that its holder renews. If the holder died on the same host, another
+process takes the lease over at once, else after `T2X_LEASE_SECONDS` without a change of the file, by the clock of the
+observing process. A holder that was suspended or cut off from the file system notices the lost lease, and exits.
+Creating a file with O_EXCL must be atomic between hosts: local file systems, NFS version 3 or later, Lustre, GPFS.
 
-`.attempt.json` in the folder of a trial exists while a process runs the trial, and after a process was killed: it counts
-the processes that died since the last checkpoint.
+`.attempt.json` in the folder of a trial exists while a process runs the trial, and after a process was killed: it
+counts the processes that died since the last checkpoint.
 """
 
 import contextlib

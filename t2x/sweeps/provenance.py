@@ -1,4 +1,4 @@
-"""Provenance of a trial beside its config, modules and data: package versions, the device and the source code of t2x."""
+"""Provenance of a trial beside its config, modules and data: package versions, device and source code of t2x."""
 
 import functools
 import hashlib

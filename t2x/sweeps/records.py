@@ -59,10 +59,11 @@ class Trial:
     problem: why the trial cannot run, such as a budget that cannot be matched; '' if it can.
     tuned: the tuned parameter and its value in this trial; {} without tuning, and at the variant's own value.
     restated: paths of settings whose defaults are part of the identity, as an earlier trial had other defaults.
-    changed: what differs between this trial and an earlier one of the same settings that has ended: code, data and defaults.
+    changed: what differs between this trial and an earlier one of the same settings that has ended:
+      code, data and defaults.
     accepted: whether that earlier trial is used (`t2x sweep --accept-changed`).
-    tuned_by: tuning seed that chose the value. None for other trials, and in files of older versions, in which one value
-      was chosen for all seeds.
+    tuned_by: tuning seed that chose the value. None for other trials, and in files of older versions, in which one
+      value was chosen for all seeds.
   """
 
   variant: str

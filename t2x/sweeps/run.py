@@ -378,7 +378,7 @@ def _pool(
 
 
 def _local_counts(requested: Local, quiet: bool = False) -> tuple[int, int]:
-  """Returns the number of processes, and of trials that each trains with one vmapped step; prints them unless `quiet`."""
+  """Returns the number of processes, and of trials per vmapped step of each; prints them unless `quiet`."""
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
   names = gpus()

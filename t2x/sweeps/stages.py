@@ -92,7 +92,8 @@ def _tuned_stages(
       continue
     if any(choice.lost for choice in tuning.choices if choice.variant == sweep.baseline):
       raise UserError(
-        f"no tuning trial of the baseline '{sweep.baseline}' finished, so that nothing can be compared: see the logs in "
+        f"no tuning trial of the baseline '{sweep.baseline}' finished, so that nothing can be "
+        'compared: see the logs in '
         f'{trials}, correct the cause, and run the same command with --retry',
         1,
       )

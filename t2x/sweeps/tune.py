@@ -34,8 +34,8 @@ class Tune:
     factors: multiples of the variant's own value to try, instead of `values`.
     metric: metric of the choice, such as one of validation examples where `Sweep.metric` is of test examples; None:
       that of the sweep.
-    seeds: number of tuning seeds, which the comparison does not use. None: those of the comparison (`Sweep.seeds`,
-      for the baseline `Sweep.baseline_seeds`). With fewer, each chooses the value of several seeds, and the test compares
+    seeds: number of tuning seeds, which the comparison does not use. None: those of the comparison (`Sweep.seeds`, for
+      the baseline `Sweep.baseline_seeds`). With fewer, each chooses the value of several seeds, and the test compares
       the means of these blocks; with fewer than three, verdicts are withheld.
     keep: must be 1: every value is trained with all seeds.
     max_trials: budget of the tuning with its extensions; a plan with more trials is an error. None: twice the

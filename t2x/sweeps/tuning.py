@@ -1,4 +1,4 @@
-"""Plans the tuning trials of a sweep (`Sweep.tune`), chooses a value per tuning seed, and yields the arms at these values."""
+"""Plans tuning trials (`Sweep.tune`), chooses a value per tuning seed, and yields the arms at these values."""
 
 import dataclasses
 import functools

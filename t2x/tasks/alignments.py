@@ -1,7 +1,7 @@
 """Agreement of the attention of translation models with a dictionary and with the diagonal.
 
-The dictionary is IBM model 1 (Brown et al. 1993, https://aclanthology.org/J93-2003), estimated from pairs of the training
-split, without the evaluated model.
+The dictionary is IBM model 1 (Brown et al. 1993, https://aclanthology.org/J93-2003), estimated from pairs of the
+training split, without the evaluated model.
 """
 
 import dataclasses
@@ -102,7 +102,8 @@ def near_diagonal(source: int, target: int, width: float) -> Bool[np.ndarray, '{
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlignmentAgreement(TaskEvaluator):
-  """Computes how often the most attended source word of a target word is the one that a dictionary or the diagonal gives.
+  """Computes how often the most attended source word of a target word is the one that a dictionary
+  or the diagonal gives.
 
   The decoder reads the reference (teacher forcing). The weights are the mean over the heads and layers that read the
   source, summed over the pieces of both words. Metrics, as fractions of target words without eos: `dictionary`, the

@@ -17,8 +17,8 @@ __all__ = ['AudioClassification']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AudioClassification(Classification):
-  """Predicts the class of a recording from its mel spectrogram. `audio` of an example is what the source of `Transcription` is:
-  samples, or the path of a WAV file.
+  """Predicts the class of a recording from its mel spectrogram. `audio` of an example is what the source of
+  `Transcription` is: samples, or the path of a WAV file.
 
   Attributes:
     features: computes the frames; recordings are cut, or padded with silence, to their number.

@@ -38,8 +38,9 @@ class Detected(NamedTuple):
 class AveragePrecision(TaskEvaluator):
   """Computes the average precision of the boxes that a detector predicts, as COCO does, with pycocotools.
 
-  Metrics: ap (mean over overlaps from 0.5 to 0.95), ap50 and ap75, as shares. Groups (`crowd`) are ignored. Each query predicts its
-  most probable class of objects; queries with equal probabilities or NaN predict nothing. A class without objects in the split is left out.
+  Metrics: ap (mean over overlaps from 0.5 to 0.95), ap50 and ap75, as shares. Groups (`crowd`) are ignored. Each query
+  predicts its most probable class of objects; queries with equal probabilities or NaN predict nothing. A class without
+  objects in the split is left out.
   """
 
   packages: ClassVar[tuple[str, ...]] = ('pycocotools',)

@@ -185,7 +185,7 @@ class Task(abc.ABC):
     return ''
 
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
-    """Returns the rows of a split for `transform`: the examples of the source, unless a task prepares and caches rows."""
+    """Returns the rows of a split for `transform`: the source's examples, unless a task prepares and caches rows."""
     self.check_split(split)
     return SourceRows(self.source, split)
 

@@ -1,5 +1,5 @@
-"""Boxes in the loss of detectors: generalised intersection over union (https://arxiv.org/abs/1902.09630) and the matching of
-predictions and objects with the least cost (Hungarian algorithm)."""
+"""Boxes in the loss of detectors: generalised intersection over union (https://arxiv.org/abs/1902.09630) and the
+matching of predictions and objects with the least cost (Hungarian algorithm)."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ def corners(boxes: Float[Array, '*rest 4']) -> Float[Array, '*rest 4']:
 def overlaps(
   a: Float[Array, '*#rest 4'], b: Float[Array, '*#rest 4']
 ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-  """Returns the intersection over union of boxes of centre, width and height, which broadcast, and the generalised one, which
-  is smaller by the share of the smallest box around both that neither covers."""
+  """Returns the intersection over union of boxes of centre, width and height, which broadcast, and the generalised one,
+  which is smaller by the share of the smallest box around both that neither covers."""
 
   def area(first, last):
     width, height = jnp.moveaxis(jnp.maximum(last - first, 0), -1, 0)

@@ -68,9 +68,9 @@ class PreparePair:
 class CaptionContrast(PairTask):
   """Learns vectors of the `source` of an example, such as an image, and of its `target`, a text that describes it.
 
-  Equal texts of several pairs in a batch are no negatives of each other. With `classes`, `t2x generate RUN --prompt FILE`
-  returns the class whose descriptions have the vector closest to that of the source in FILE, and `ZeroShot` evaluates
-  this. Texts have the special tokens of the tokenizer, the last one eos.
+  Equal texts of several pairs in a batch are no negatives of each other. With `classes`, `t2x generate RUN --prompt
+  FILE` returns the class whose descriptions have the vector closest to that of the source in FILE, and `ZeroShot`
+  evaluates this. Texts have the special tokens of the tokenizer, the last one eos.
 
   Attributes:
     modality: prepares sources, and sets which kind of input the model reads.
@@ -111,7 +111,7 @@ class CaptionContrast(PairTask):
     )
 
   def spec(self, batch_size):
-    """Returns the columns of the modality as a, ...; b, b_segments: int32 [batch, target_length]; weight: int32 [batch]."""
+    """Returns the modality's columns as a, ...; b, b_segments: int32 [batch, target_length]; weight: int32 [batch]."""
     columns = self.modality.spec(batch_size)
     sides = {f'a{name.removeprefix("source")}': column for name, column in columns.items()}
     text = jax.ShapeDtypeStruct((batch_size, self.target_length), jnp.int32)

@@ -17,12 +17,12 @@ __all__ = ['ClassScores']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassScores(TaskEvaluator):
-  """Computes accuracy, macro_f1, with two classes the f1 of the second, and matthews, the Matthews correlation coefficient of
-  predicted and true classes (Gorodkin 2004 for more than two).
+  """Computes accuracy, macro_f1, with two classes the f1 of the second, and matthews, the Matthews correlation
+  coefficient of predicted and true classes (Gorodkin 2004 for more than two).
 
   As in scikit-learn, the F1 of a class that is neither predicted nor a label is left out of macro_f1 and 0 as f1, and
-  matthews is 0 if all predictions or all labels are one class. No class is predicted if several are the likeliest, or a logit is
-  NaN.
+  matthews is 0 if all predictions or all labels are one class. No class is predicted if several are the likeliest, or
+  a logit is NaN.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (SequenceClassification,)
@@ -48,7 +48,7 @@ class ClassScores(TaskEvaluator):
 
 
 def scores(counts: Int[np.ndarray, 'labels predicted']) -> dict[str, float]:
-  """Returns the scores of a confusion matrix: the number of examples by label and prediction; a further column is no class."""
+  """Returns the scores of a confusion matrix: examples by label and prediction; a further column is no class."""
   hits, labels, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
   number, occurrences = counts.sum(), labels + predicted[: len(labels)]
   f1: Float[np.ndarray, ' classes'] = 2 * hits / np.maximum(occurrences, 1)

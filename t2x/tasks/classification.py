@@ -146,8 +146,8 @@ class Classification(DistillableTask):
       return ()
 
   def heads(self, logits, out, key):
-    """Returns the logits that learn from labels and those that learn from a teacher: of a model with two heads different
-    ones in training, and their mean in evaluation.
+    """Returns the logits that learn from labels and those that learn from a teacher: of a model with two heads
+    different ones in training, and their mean in evaluation.
 
     Raises:
       UserError: in training, if a head would learn nothing.
@@ -156,8 +156,8 @@ class Classification(DistillableTask):
       return logits, logits
     if self.distillation is None:
       raise UserError(
-        f'the model has a head that learns from a teacher, but {type(self).__name__}.distillation is not set: set it to '
-        '@HardDistillation(), or use @VisionTransformer'
+        f'the model has a head that learns from a teacher, but {type(self).__name__}.distillation '
+        'is not set: set it to @HardDistillation(), or use @VisionTransformer'
       )
     return out.heads['labels'], out.heads['teacher']
 

@@ -1,5 +1,5 @@
-"""Words of texts that a masked language model fills in (VideoBERT's classification of videos by the words of a caption: Sun et al.
-2019, https://arxiv.org/abs/1904.01766, section 4.2)."""
+"""Words of texts that a masked language model fills in (VideoBERT's classification of videos by the words of a caption:
+Sun et al. 2019, https://arxiv.org/abs/1904.01766, section 4.2)."""
 
 import dataclasses
 import re
@@ -24,8 +24,8 @@ _NUM_SAMPLES = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cloze(TaskEvaluator):
-  """Masks some words of each text and computes the accuracy of the likeliest token for each: NAME of a word, and `all` of the texts
-  whose words are all right. A word is wrong if another token is as likely, or a probability is NaN.
+  """Masks some words of each text and computes the accuracy of the likeliest token for each: NAME of a word, and `all`
+  of the texts whose words are all right. A word is wrong if another token is as likely, or a probability is NaN.
 
   Attributes:
     pattern: regular expression of a text whose named groups are the words, each one token: 'a (?P<digit>\\w+) moves'.

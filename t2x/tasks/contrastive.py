@@ -39,9 +39,9 @@ def split_sides(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, A
 class PairTask(TextTask):
   """Learns vectors of two inputs, of which each is closer to its own counterpart than to those of other pairs.
 
-  The loss compares all pairs of a batch, so batches are not accumulated. accuracy is the fraction of `a` whose own `b` is
-  closer than all others of the batch. Evaluation compares `eval_rows` consecutive pairs of the split whatever the batch of
-  training; `Retrieval` compares all pairs of a split.
+  The loss compares all pairs of a batch, so batches are not accumulated. accuracy is the fraction of `a` whose own `b`
+  is closer than all others of the batch. Evaluation compares `eval_rows` consecutive pairs of the split whatever the
+  batch of training; `Retrieval` compares all pairs of a split.
 
   Attributes:
     loss: compares the vectors of a batch: `Softmax` (CLIP), `Sigmoid` (SigLIP), `SigmoidInBlocks` or `RingSigmoid`.
@@ -107,7 +107,8 @@ class PairTask(TextTask):
 class Contrastive(DroppedPairs, PairTask):
   """Learns vectors of pairs of texts, of which each is closer to its own counterpart than to those of other pairs.
 
-  Texts that are equal in several pairs of a batch are negatives of each other: `Deduplicated` removes them from a source.
+  Texts that are equal in several pairs of a batch are negatives of each other: `Deduplicated` removes
+  them from a source.
 
   Attributes:
     source_length: maximum number of tokens of a source, including eos. Longer pairs are dropped.
@@ -144,8 +145,8 @@ class Contrastive(DroppedPairs, PairTask):
 class Retrieval(TaskEvaluator):
   """Finds the target of each source among all targets of a split by their vectors, and the reverse.
 
-  Metrics: recall_K, the fractions whose counterpart is among the closest K, and mean_reciprocal_rank; those of sources for
-  targets begin with reverse_. Texts with equal vectors, or NaN, rank before the counterpart.
+  Metrics: recall_K, the fractions whose counterpart is among the closest K, and mean_reciprocal_rank; those of sources
+  for targets begin with reverse_. Texts with equal vectors, or NaN, rank before the counterpart.
 
   Attributes:
     closest: the numbers K.

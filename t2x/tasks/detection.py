@@ -27,13 +27,14 @@ __all__ = ['Detection']
 class Detection(Task):
   """Predicts the boxes and classes of the objects in an image.
 
-  Each layer of the model that learns predicts `num_queries` boxes. Objects are matched with predictions at the least total of
-  -p(class) + `l1` |b - b'| - `giou` GIoU(b, b'), without gradient. The loss is the sum over layers of the cross-entropy of the
-  class of each query, in which queries without an object have the weight `no_object`, divided by the weights of the batch, and
-  of `l1` times the distance plus `giou` times 1 - GIoU of matched boxes, divided by the number of objects of the batch.
+  Each layer of the model that learns predicts `num_queries` boxes. Objects are matched with predictions at the least
+  total of -p(class) + `l1` |b - b'| - `giou` GIoU(b, b'), without gradient. The loss is the sum over layers of the
+  cross-entropy of the class of each query, in which queries without an object have the weight `no_object`, divided by
+  the weights of the batch, and of `l1` times the distance plus `giou` times 1 - GIoU of matched boxes, divided by the
+  number of objects of the batch.
 
-  Metrics of the last layer: loss (classes), boxes (distance and GIoU), accuracy and iou of the queries matched with an object.
-  `AveragePrecision` computes the usual metric.
+  Metrics of the last layer: loss (classes), boxes (distance and GIoU), accuracy and iou of the queries matched with an
+  object. `AveragePrecision` computes the usual metric.
 
   Attributes:
     image_shape: height, width and channels of the model's input, to which images are resized.
@@ -91,8 +92,8 @@ class Detection(Task):
     )
 
   def spec(self, batch_size):
-    """Returns image: float32 [batch, height, width, channels]; boxes: float32 [batch, queries, 4], centre, width and height as
-    shares of the image; label: int32 [batch, queries], num_classes for padding; weight: float32 [batch]."""
+    """Returns image: float32 [batch, height, width, channels]; boxes: float32 [batch, queries, 4], centre, width and
+    height as shares of the image; label: int32 [batch, queries], num_classes for padding; weight: float32 [batch]."""
     shapes = {
       'image': (self.image_shape, jnp.float32),
       'boxes': ((self.num_queries, 4), jnp.float32),

@@ -202,7 +202,7 @@ class DistillableTask(Task):
       )
 
   def weights(self, batch):
-    """Returns the weights of the loss terms; that of the teacher's term of the logits is the sum of `teacher_weights`."""
+    """Returns the weights of the loss terms; that of the teacher's logits is the sum of `teacher_weights`."""
     weights = super().weights(batch)
     if self.distillation is None:
       return weights

@@ -37,7 +37,8 @@ class DroppedPairs(TextTask):
     kind, lengths = type(self).__name__, self.plan.lengths
     limits = ' or '.join(f'{kind}.{name}_length = {length}' for name, length in lengths.items())
     text = (
-      f"{dropped / number:.1%} of the split '{split}' are dropped ({dropped:,} of {number:,} pairs), as they are longer "
+      f"{dropped / number:.1%} of the split '{split}' are dropped ({dropped:,} of {number:,} "
+      'pairs), as they are longer '
       f'than {limits}'
     )
     if 'longest_source' in info:

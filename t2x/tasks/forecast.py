@@ -23,11 +23,11 @@ __all__ = ['AutoregressiveForecast', 'Forecast']
 class Forecast(Task):
   """Predicts the `horizon` values of each channel after a context, by the loss of the model's distribution.
 
-  Training reads every window of the split in random order; evaluation reads the windows that begin at multiples of `stride`.
-  Missing values are NaN in the context, and have no weight in the loss; the same holds for channels without values in the
-  context. Metrics: loss; mae, the mean absolute error of the forecast's mean, median or location. Errors are in units of the
-  standard deviation of each channel over the train split, as in PatchTST and Informer, which standardise the values; the
-  likelihood of `StudentT` is not standardised.
+  Training reads every window of the split in random order; evaluation reads the windows that begin at multiples of
+  `stride`. Missing values are NaN in the context, and have no weight in the loss; the same holds for channels without
+  values in the context. Metrics: loss; mae, the mean absolute error of the forecast's mean, median or location. Errors
+  are in units of the standard deviation of each channel over the train split, as in PatchTST and Informer, which
+  standardise the values; the likelihood of `StudentT` is not standardised.
 
   Attributes:
     context: number of values of the context.
@@ -192,7 +192,7 @@ class AutoregressiveForecast(Forecast):
     return self.calendar
 
   def spec(self, batch_size):
-    """Also returns calendar: int32 [batch, context + horizon, fields]; index: int32 [batch], the number of the window."""
+    """Also returns calendar: int32 [batch, context + horizon, fields]; index: int32 [batch], the window."""
     shape = batch_size, self.context + self.horizon, len(self.calendar)
     return super().spec(batch_size) | {
       'calendar': jax.ShapeDtypeStruct(shape, jnp.int32),

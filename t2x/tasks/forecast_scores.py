@@ -26,8 +26,8 @@ class ForecastEvaluator(TaskEvaluator):
   """Base class of evaluators that read quantiles of forecasts.
 
   Attributes:
-    levels: levels of the quantiles, increasing and symmetric: the first and the last bound the interval, and the one in the
-      middle is the forecast.
+    levels: levels of the quantiles, increasing and symmetric: the first and the last bound the interval, and the one in
+      the middle is the forecast.
     seasons: number of values of a season of the seasonal naive forecast, of each channel, or one number for all.
   """
 
@@ -50,7 +50,8 @@ class ForecastEvaluator(TaskEvaluator):
     channels = task.series_source.channels
     if len(self.seasons) not in (1, len(channels)):
       raise UserError(
-        f'{type(self).__name__}.seasons = {list(self.seasons)}: must have one number, or one for each of {list(channels)}'
+        f'{type(self).__name__}.seasons = {list(self.seasons)}: must have one number, or one for '
+        f'each of {list(channels)}'
       )
     if task.context < max(self.seasons):
       raise UserError(
@@ -71,13 +72,13 @@ class ForecastEvaluator(TaskEvaluator):
 class ForecastScores(ForecastEvaluator):
   """Computes scores of forecasts by channel, and their means over channels.
 
-  - mase: the mean absolute error of the median, divided by that of the forecast y[t - season] over the training split of the series
-    (Hyndman and Koehler 2006).
+  - mase: the mean absolute error of the median, divided by that of the forecast y[t - season] over the training split
+    of the series (Hyndman and Koehler 2006).
   - crps: the mean over levels of twice the quantile score (scoringrules' crps_quantile), divided by the same.
   - coverage: the share of values between the first and the last quantile.
 
-  `naive/mase` and `naive/crps` score the seasonal naive forecast for the same values. Both skip missing values, and values without
-  a naive forecast. NaN forecasts have infinite errors.
+  `naive/mase` and `naive/crps` score the seasonal naive forecast for the same values. Both skip missing values, and
+  values without a naive forecast. NaN forecasts have infinite errors.
   """
 
   def __call__(self, evaluated):
@@ -118,7 +119,7 @@ def window_scores(
   quantiles: Float[np.ndarray, 'horizon channels levels'],
   levels: Sequence[float],
 ) -> dict[str, Float[np.ndarray, 'horizon channels']]:
-  """Returns the scores of each value in units of the values; NaN for missing values, infinity for forecasts that are NaN."""
+  """Returns the score of each value in its units; NaN for missing values, infinity for NaN forecasts."""
   own = np.asarray(levels)
   errors = future[..., None] - np.where(np.isnan(quantiles), np.inf, quantiles)
   inside = (errors[..., 0] >= 0) & (errors[..., -1] <= 0)
@@ -141,8 +142,8 @@ def naive_errors(windows: Windows, seasons: Sequence[int]) -> list[Float[np.ndar
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnForecasts(ForecastEvaluator):
-  """Draws forecasts with their intervals, one channel in each picture, with the values and the end of the context; computes no
-  metrics.
+  """Draws forecasts with their intervals, one channel in each picture, with the values and the end of the
+  context; computes no metrics.
 
   Attributes:
     num_examples: number of windows, sampled evenly from the split.

@@ -47,11 +47,11 @@ class ImageClassification(Classification):
     augmentation: augments training images before padded crops, flips and normalisation; one part or a list of parts,
       which are applied in order; None: no augmentation.
     normalised_augmentation: augments the normalised training images, in order.
-    repeats: number of times that an image is in a training batch, with different draws of crops, flips and augmentations
-      (repeated augmentation, https://arxiv.org/abs/1902.05509).
+    repeats: number of times that an image is in a training batch, with different draws of crops, flips and
+      augmentations (repeated augmentation, https://arxiv.org/abs/1902.05509).
     mixing: mixes the images and the labels of a training batch; None: no mixing.
-    patch_sizes: patch sizes of a flexible model (`FlexibleVisionTransformer`) in training: each step draws one for all of its
-      images. The step is one program with a branch for each. Empty: the size that the model has.
+    patch_sizes: patch sizes of a flexible model (`FlexibleVisionTransformer`) in training: each step draws one for all
+      of its images. The step is one program with a branch for each. Empty: the size that the model has.
   """
 
   image_shape: tuple[Size, Size, Size]
@@ -122,7 +122,8 @@ class ImageClassification(Classification):
     random = self.train_crop or self.augmentation or self.normalised_augmentation
     if batch_size % self.repeats or not (random or self.crop_padding or self.flip):
       raise UserError(
-        f'ImageClassification.repeats = {self.repeats} must divide the {batch_size} images of a batch, and needs random '
+        f'ImageClassification.repeats = {self.repeats} must divide the {batch_size} images of a '
+        'batch, and needs random '
         'crops, flips or augmentations, so that the copies of an image differ: change or remove it'
       )
     return Repeated(len(rows), seed, self.repeats)
@@ -179,7 +180,7 @@ class ImageClassification(Classification):
     return out.x, out
 
   def sums(self, model, batch, key, teacher=None):
-    """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""
+    """Returns loss, accuracy and, above five classes, top-5 accuracy; for mixed images the mean over both labels."""
     if key is None or self.mixing is None:
       return super().sums(model, batch, key, teacher)
     logits, out = self.predictions(model, batch, key)

@@ -57,8 +57,9 @@ class CutMix(Mixing):
   """CutMix: a rectangle of each image is that of another image, and the share of its label is the area that remains
   (https://arxiv.org/abs/1905.04899).
 
-  The share is drawn first; the rectangle has the proportions of the image and a random centre, and is cut off at the border.
-  The share of the label is then that of the pixels that remain, as in timm. All images of a batch have the same rectangle.
+  The share is drawn first; the rectangle has the proportions of the image and a random centre, and is cut off at
+  the border. The share of the label is then that of the pixels that remain, as in timm. All images of a batch
+  have the same rectangle.
 
   Attributes:
     alpha: the first share is drawn from Beta(alpha, alpha).

@@ -23,7 +23,8 @@ __all__ = ['MultipleChoice']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultipleChoice(DistillableTask, TextsTask):
-  """Predicts which of several texts, the `choices` of an example, fits its context; `answer` is the number of the right one.
+  """Predicts which of several texts, the `choices` of an example, fits its context; `answer` is the number
+  of the right one.
 
   The model reads the context with each choice in a row of its own. The head has one class logit, and the logits of the
   choices are those of a softmax. Metrics: loss and accuracy.

@@ -25,7 +25,8 @@ class PairRows(NamedTuple):
   Attributes:
     numbers: number of the row in the batch.
     present: whether the row is not padding.
-    texts: two hashes of the text; rows with equal texts are not negatives of each other. None: all other rows are negatives.
+    texts: two hashes of the text; rows with equal texts are not negatives of each other. None: all
+      other rows are negatives.
   """
 
   numbers: Int[Array, 'rows']
@@ -70,7 +71,7 @@ class PairLoss(Protocol):
 
 
 def compared(left: PairRows, right: PairRows) -> tuple[Bool[Array, 'l r'], Bool[Array, 'l r']]:
-  """Returns which pairs are of one row, and which pairs a loss compares: no padding, and no other row with the same text."""
+  """Returns which pairs are of one row, and which a loss compares: no padding, no other row with the same text."""
   own = left.numbers[:, None] == right.numbers[None, :]
   pairs = left.present[:, None] & right.present[None, :]
   if left.texts is not None and right.texts is not None:

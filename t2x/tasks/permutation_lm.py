@@ -18,8 +18,8 @@ __all__ = ['PermutationLM']
 class PermutationLM(ChosenTokens):
   """Predicts the last tokens of a random order of a row, each from all tokens before it in the order (section 2.3).
 
-  All remaining tokens, the context, see each other. The model reads `Tokens.order`, as `TwoStreams` does, and no token is
-  masked. The published data chooses spans instead of single tokens.
+  All remaining tokens, the context, see each other. The model reads `Tokens.order`, as `TwoStreams` does, and no token
+  is masked. The published data chooses spans instead of single tokens.
 
   Attributes:
     rate: fraction of the tokens to predict, the 1 / K of the paper.

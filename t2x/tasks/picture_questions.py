@@ -47,7 +47,8 @@ class PrepareQuestion:
   train: bool
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Returns `tokens` and `segments` int32 [length], `image` float32 [height, width, channels], `label` int32 and `weight`.
+    """Returns `tokens` and `segments` int32 [length], `image` float32 [height, width, channels],
+    `label` int32 and `weight`.
 
     Raises:
       UserError: the question is too long, or `answers` lacks the answer.
@@ -115,8 +116,8 @@ class PictureQuestions(TextTask):
     )
 
   def spec(self, batch_size):
-    """Returns tokens, segments: int32 [batch, length]; image: float32 [batch, height, width, channels]; label: int32 and weight:
-    float32 [batch]."""
+    """Returns tokens, segments: int32 [batch, length]; image: float32 [batch, height, width, channels]; label: int32
+    and weight: float32 [batch]."""
     ids = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
     return {
       'tokens': ids,
@@ -163,9 +164,10 @@ class PictureQuestions(TextTask):
 class PictureAnswers(TaskEvaluator):
   """Computes accuracy beside what is possible without the picture.
 
-  Metrics: accuracy; accuracy_other_picture, with the picture of another example (the one before); accuracy_most_frequent, of the most
-  frequent answer of the training split; accuracy_by_question, of the most frequent answer to the same question there, or of
-  all if the question does not occur: the best that a model of the text can learn.
+  Metrics: accuracy; accuracy_other_picture, with the picture of another example (the one before);
+  accuracy_most_frequent, of the most frequent answer of the training split; accuracy_by_question, of the most
+  frequent answer to the same question there, or of all if the question does not occur: the best that a model of
+  the text can learn.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (PictureQuestions,)

@@ -101,10 +101,11 @@ class AttentionMaps(Evaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifiedImages(TaskEvaluator):
-  """Draws images, or the frames of videos side by side, with a green border if the predicted class is right, else with a red one.
+  """Draws images, or the frames of videos side by side, with a green border if the predicted class is right, else
+  with a red one.
 
-  The samples have the label and the prediction of each image, -1 if several classes are the likeliest or a logit is NaN.
-  Computes no metrics.
+  The samples have the label and the prediction of each image, -1 if several classes are the likeliest or a logit is
+  NaN. Computes no metrics.
 
   Attributes:
     num_examples: number of images or videos, sampled evenly from the split.
@@ -174,8 +175,8 @@ class PredictedMasks(TaskEvaluator):
 
 
 def voc_colours(number: int) -> np.ndarray:
-  """Returns the colours of the classes of PASCAL VOC, uint8 [number, 3]: bits of a class become the highest bits of red,
-  green and blue in turn."""
+  """Returns the colours of the classes of PASCAL VOC, uint8 [number, 3]: bits of a class become the highest bits of
+  red, green and blue in turn."""
   classes, colours = np.arange(number), np.zeros((number, 3), np.int64)
   for bit in range(8):
     for channel in range(3):

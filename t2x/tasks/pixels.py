@@ -49,8 +49,8 @@ class PreparePixels:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PixelTask(TextTask):
-  """A task over images whose pixels are tokens; `tokenizer` is a `Palette`. The model reads the start token and all pixels
-  but the last, row by row.
+  """A task over images whose pixels are tokens; `tokenizer` is a `Palette`. The model reads the start token and all
+  pixels but the last, row by row.
 
   Attributes:
     image_shape: height, width and channels of the images that the model reads.

@@ -27,8 +27,8 @@ class TextRegression(FieldsTask):
   """Predicts a number for a text, or for a pair of texts, by the mean squared error, as BERT does for STS-B
   (https://arxiv.org/abs/1810.04805, section 4.1).
 
-  The head has one class logit, the prediction. Metrics: loss; pearson, the correlation of predictions and numbers over the
-  split (in training that of deviations from the means of micro-batches); `Correlations` also computes Spearman's.
+  The head has one class logit, the prediction. Metrics: loss; pearson, the correlation of predictions and numbers over
+  the split (in training that of deviations from the means of micro-batches); `Correlations` also computes Spearman's.
 
   Attributes:
     score: name of the field of the number.

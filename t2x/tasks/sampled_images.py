@@ -49,8 +49,8 @@ class CompletedImages(SampledImages):
   """Draws one row per image of the split: the image, its visible part, and samples of the `hidden` part. A model of
   texts and images reads the text.
 
-  Metric: `accuracy`, the share of the pixels with several allowed colours whose sampled colour equals the image; no metric if
-  everything is hidden.
+  Metric: `accuracy`, the share of the pixels with several allowed colours whose sampled colour equals the image; no
+  metric if everything is hidden.
 
   Attributes:
     hidden: the part that the model completes.

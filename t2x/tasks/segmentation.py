@@ -27,8 +27,8 @@ __all__ = ['MeanIoU', 'SemanticSegmentation']
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SemanticSegmentation(Task):
-  """Predicts the class of each pixel. The loss is the mean cross-entropy over the pixels of the batch that have a class; the
-  logits of the model are interpolated to the size of the mask.
+  """Predicts the class of each pixel. The loss is the mean cross-entropy over the pixels of the batch that have a
+  class; the logits of the model are interpolated to the size of the mask.
 
   Attributes:
     image_shape: height, width and channels of the model's input.
@@ -87,7 +87,7 @@ class SemanticSegmentation(Task):
     )
 
   def spec(self, batch_size):
-    """Returns image: float32 [batch, height, width, channels]; mask: int32 [batch, height, width]; weight: float32 [batch]."""
+    """Returns image: float32 [batch, height, width, channels]; mask: int32 [batch, height, width]; weight: [batch]."""
     return {
       'image': jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.float32),
       'mask': jax.ShapeDtypeStruct((batch_size, *self.image_shape[:2]), jnp.int32),
@@ -130,11 +130,11 @@ class SemanticSegmentation(Task):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeanIoU(TaskEvaluator):
   """Computes the intersection over union of each class, over the pixels of all images together, and its mean over the
-  classes that a pixel has or is predicted to have. No class is predicted for a pixel of which several are the likeliest, or a
-  logit is NaN.
+  classes that a pixel has or is predicted to have. No class is predicted for a pixel of which several are the
+  likeliest, or a logit is NaN.
 
-  mean_iou_one_class is the mean if all pixels were predicted as the most frequent class. With names of classes, iou/NAME is
-  that of each class; mean_accuracy is the mean share of the pixels of a class that are right.
+  mean_iou_one_class is the mean if all pixels were predicted as the most frequent class. With names of classes,
+  iou/NAME is that of each class; mean_accuracy is the mean share of the pixels of a class that are right.
   """
 
   kinds: ClassVar[tuple[type[Task], ...]] = (SemanticSegmentation,)

@@ -87,8 +87,8 @@ class FieldsTask(TextsTask):
 
   Attributes:
     fields: one or two names of text fields.
-    further_orders: other orders of the fields; the model reads each order, and the classifier the sum of their vectors, as
-      GPT-1 for the similarity of two texts.
+    further_orders: other orders of the fields; the model reads each order, and the classifier the sum of their vectors,
+      as GPT-1 for the similarity of two texts.
   """
 
   fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
@@ -98,8 +98,8 @@ class FieldsTask(TextsTask):
     orders = self.orders
     if len(set(orders)) < len(orders) or any(sorted(o) != sorted(self.fields) for o in orders):
       raise UserError(
-        f'{type(self).__name__}.further_orders = {[list(order) for order in orders[1:]]}: each must be another order of '
-        f'the fields {list(self.fields)}'
+        f'{type(self).__name__}.further_orders = {[list(order) for order in orders[1:]]}: each '
+        f'must be another order of the fields {list(self.fields)}'
       )
 
   @property

@@ -309,7 +309,8 @@ def hidden_of(
 ) -> Output:
   """Returns a language model's hidden vectors of rows with one encoded example each.
 
-  Types are passed only to models with type embeddings, and positions of the batch, if it has any, to position encodings.
+  Types are passed only to models with type embeddings, and positions of the batch, if it has
+  any, to position encodings.
   """
   ids, segments = batch['tokens'], batch['segments']
   fields = {'marks': marks.of_rows(ids, segments), 'encoded': batch.get('positions')}

@@ -56,9 +56,9 @@ class TextToImage(SampledPixels):
   """Predicts the tokens of a text and then the pixels of its image; the row is causal. `tokenizer` is a `Palette` with
   `text`, and examples have an `image` and a `text`.
 
-  The loss is (1 - text_weight) * the mean over pixels + text_weight * the mean over tokens of texts. Padding of a text is
-  no target, but the pixels after it attend to it: with learned positions each position has its own padding vector, as in
-  DALL-E. Metrics: those of pixels as in `PixelLM`; `text_loss` and `text_accuracy`.
+  The loss is (1 - text_weight) * the mean over pixels + text_weight * the mean over tokens of texts. Padding of a text
+  is no target, but the pixels after it attend to it: with learned positions each position has its own padding vector,
+  as in DALL-E. Metrics: those of pixels as in `PixelLM`; `text_loss` and `text_accuracy`.
 
   Attributes:
     text_length: tokens of a text, including its end.

@@ -134,7 +134,8 @@ class PrepareTranscription(PrepareCaption):
         ) from error
       except (ValueError, IndexError, AttributeError, TypeError) as error:
         raise UserError(
-          f"Transcription.prompt has '{name}', whose braces name no field ({error}): write {{NAME}}, or {{{{ for a brace"
+          f"Transcription.prompt has '{name}', whose braces name no field ({error}): write "
+          f'{{NAME}}, or {{{{ for a brace'
         ) from error
 
   def _text_ids(self, row: Mapping[str, Any]) -> list[int]:
@@ -159,8 +160,8 @@ class PrepareTranscription(PrepareCaption):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transcription(Captions):
-  """Predicts the text of a recording after a prompt of special tokens, which is an input in training too: the loss does not
-  cover it.
+  """Predicts the text of a recording after a prompt of special tokens, which is an input in training too: the loss
+  does not cover it.
 
   Sources of examples are samples [samples], from -1 to 1 or integers of 16 bits, or paths of WAV files.
 
@@ -170,8 +171,8 @@ class Transcription(Captions):
     prompt: names of special tokens of the tokenizer between the start token and the text; `{NAME}` is the field NAME
       of an example, as in ('<|{language}|>', '<|transcribe|>', '<|notimestamps|>').
     defaults: fields of recordings that lack them, such as {'language': 'en'} for files.
-    timestamps: seconds from one timestamp to the next: the tokens of its start and end then enclose each word of a target, from
-      the field `times` of the examples, [words] of (start, end) in seconds. None: no timestamps.
+    timestamps: seconds from one timestamp to the next: the tokens of its start and end then enclose each word of a
+      target, from the field `times` of the examples, [words] of (start, end) in seconds. None: no timestamps.
   """
 
   modality: SpeechModality = SpeechModality()

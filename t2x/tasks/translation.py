@@ -40,8 +40,8 @@ class SourceTargetTask(TokenTask):
     """Tokens of 'source' and 'target'."""
 
   def side(self, batch: Mapping[str, jax.Array], name: str) -> Tokens | None:
-    """Returns the metadata of the tokens of 'source' or 'target', by default of one text and its padding; None: unpadded
-    rows."""
+    """Returns the metadata of the tokens of 'source' or 'target', by default of one text and its
+    padding; None: unpadded rows."""
     segments = batch[f'{name}_segments']
     return Tokens.row(segments.shape[1], segments=segments, right_padded=True)
 

@@ -34,8 +34,8 @@ class AddVersions:
   length: int
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns `tokens`, `types` and `segments`, int32 [texts * length] with the text last, and `weight`: 0 if all versions
-    equal the text."""
+    """Returns `tokens`, `types` and `segments`, int32 [texts * length] with the text last, and `weight`: 0 if all
+    versions equal the text."""
     text = np.asarray(row['tokens'], np.int32)[np.asarray(row['segments']) != 0]
     versions = [noise(text, self.tokenizer, rng) for noise in self.noise]
     encoded = [self._encoded(ids) for ids in (*versions, text)]

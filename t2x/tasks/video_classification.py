@@ -30,7 +30,8 @@ class VideoClassification(Classification):
     flip: mirrors half of the training videos.
     mean: subtracted from the pixels, which are scaled to 0..1; a number, or a number per channel.
     std: divisor of the centred pixels; a number, or a number per channel.
-    train_crop: part of the frames of a training video that is resized to `video_shape`; None: all videos have that shape.
+    train_crop: part of the frames of a training video that is resized to `video_shape`; None: all
+      videos have that shape.
     eval_crop: the same in evaluation.
   """
 

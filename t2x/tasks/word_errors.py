@@ -26,8 +26,8 @@ def plain_words(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordErrors(GeneratedTargets):
-  """Computes the word and the character error rate of generated texts with jiwer: insertions, deletions and substitutions per
-  word or character of the references; and the fraction of exact matches.
+  """Computes the word and the character error rate of generated texts with jiwer: insertions, deletions and
+  substitutions per word or character of the references; and the fraction of exact matches.
 
   Attributes:
     strategy: decoding strategy; None: the task's.

@@ -221,8 +221,8 @@ def _rounded(tree: Any) -> Any:
 
 
 def bfloat16_sums_over_time_are_close(subject: Subject) -> None:
-  """Checks gradients in bfloat16 of a part with a loop at `TIME` tokens against those in float32 of the same numbers: a sum
-  over time that is rounded at each step is wrong by tens of percent."""
+  """Checks gradients in bfloat16 of a part with a loop at `TIME` tokens against those in float32 of the same numbers: a
+  sum over time that is rounded at each step is wrong by tens of percent."""
   x, call, _ = _of_time(subject)
   narrow = _rounded((subject.part, x, call))
   wide = jax.tree.map(
@@ -316,8 +316,8 @@ def rematerialisation_changes_nothing(subject: Subject) -> None:
 
 
 def devices_change_nothing(subject: Subject) -> None:
-  """Checks that all devices of this process compute the output and the gradients of one device, on each kind of mesh that the part
-  accepts."""
+  """Checks that all devices of this process compute the output and the gradients of one device, on each kind of mesh
+  that the part accepts."""
   count = len(jax.devices())
   rows = np.random.default_rng(6).normal(size=(BATCH * count, subject.length, subject.d_model))
   source = subject.source_of(lambda a: jnp.tile(a, (count, 1, 1)))
@@ -363,7 +363,7 @@ def _on_mesh(settings: Mesh, part: Any, x: Array, call: Call) -> tuple[Array, An
 
 
 def settings_change_something(subject: Subject) -> None:
-  """Checks that another value of each number or switch changes the initial parameters or a traced program, or is refused."""
+  """Checks that changing each number or switch changes the initial parameters or a traced program, or is refused."""
   build = subject.build
   own = list(_programs(subject, build))
   dropped = []
@@ -407,7 +407,7 @@ def _other_values(build: Any) -> dict[str, tuple[Any, ...]]:
 
 
 def _programs(subject: Subject, build: Callable[..., Any]) -> Iterator[str]:
-  """Yields the programs that initialise and call a part as text, with their constants, or the error of a refused call."""
+  """Yields the text of the programs that initialise and call a part, with constants, or the error of a refused call."""
 
   def new():
     return build(subject.d_model, rngs=nnx.Rngs(0))

@@ -97,7 +97,7 @@ class Subject:
     length: int | None = None,
     **fields: Any,
   ) -> Call:
-    """Returns a call with the encoding, if the part reads it, and by default Full(), or Causal() if it refuses Full()."""
+    """Returns a call with the encoding, if the part reads it, and Full(), or Causal() if Full() is refused."""
     encoding = self.encoding if 'encoding' in self.part.reads else None
     # A part of a row has no grid.
     grid = self.grid if length in (None, self.length) else None
@@ -179,7 +179,7 @@ def same(
 
 
 def same_gradients(actual: Any, expected: Any, what: str, tolerance: float) -> None:
-  """Compares trees of gradients as `same` does; tolerances of nearly zero gradients are relative to the largest gradient."""
+  """Compares trees of gradients as `same` does; tolerances of nearly zero ones are relative to the largest."""
   floor = SMALL * max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
   pairs = zip(jax.tree.leaves(actual), jax.tree.leaves_with_path(expected), strict=True)
   for leaf, (path, other) in pairs:

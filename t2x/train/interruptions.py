@@ -32,9 +32,9 @@ def interruptible(
     start_time: time.monotonic() at which the time limit starts; None for now.
 
   Yields:
-    A function `stop_requested(time_limit=True)` that returns whether to stop, with the same result on all processes. All
-    call it equally often: after each step, and after each batch of an evaluation without the time limit, as a run that is
-    always resumed with a limit shorter than its evaluation would never get further.
+    A function `stop_requested(time_limit=True)` that returns whether to stop, with the same result on all processes.
+    All call it equally often: after each step, and after each batch of an evaluation without the time limit, as a run
+    that is always resumed with a limit shorter than its evaluation would never get further.
   """
   signals, calls = list[int](), itertools.count(1)
   start_time = time.monotonic() if start_time is None else start_time

@@ -1,4 +1,4 @@
-"""Maximal update parametrization (muP, https://arxiv.org/abs/2203.03466): settings found at a small width suit larger ones."""
+"""Maximal update parametrization (muP, https://arxiv.org/abs/2203.03466): settings of a small width suit larger."""
 
 import dataclasses
 import math
@@ -36,8 +36,8 @@ class MuP:
   | matrix, more inputs (logits) | 1 / m | 1 / m |
   | all others (embeddings, biases, norms) | 1 | 1 |
 
-  Initial values are those of the model's initialisers, rescaled to this standard deviation. Logits of heads that share the
-  table of the embedding are divided by the ratio of the widths. Decoupled weight decay is not scaled: the product
+  Initial values are those of the model's initialisers, rescaled to this standard deviation. Logits of heads that share
+  the table of the embedding are divided by the ratio of the widths. Decoupled weight decay is not scaled: the product
   of learning rate and decay is the same for all widths.
 
   Attributes:

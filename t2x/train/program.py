@@ -134,7 +134,7 @@ class Program:
   def batch(
     self, task: Task | None = None, num_rows: int | None = None
   ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and shardings of a global batch of a task; None for the experiment's task and for the rows of a training batch."""
+    """Shapes and shardings of a task's global batch; None: the experiment's task, the rows of a training batch."""
     task, sharding = task or self.experiment.task, batch_sharding(self.mesh)
     spec = {} if task is None else task.spec(num_rows or self.batch_size)
     return {

@@ -140,8 +140,8 @@ def test_all_parts_of_the_shipped_configs_are_listed(interfaces):
     for name in re.findall(r'@(?:\w+/)*(\w+)', re.sub('#.*', '', file.read_text()))
   }
   assert len(used) > 50
-  # Functions of words that only BrownWords takes, an order of layers, packings, which are called with a length, a rule of captions,
-  # names of tokens, and a function of a text.
+  # Functions of words that only BrownWords takes, an order of layers, packings, which are called with a length, a rule
+  # of captions, names of tokens, and a function of a text.
   functions = {'name_spans', 'parts_of_speech', 'cycle_reverse', 'scene_is_right'}
   functions |= {'FullRows', 'BestFitDocuments', 'speech_tokens', 'plain_words'}
   assert used - functions <= listed

@@ -53,7 +53,8 @@ def test_all_errors_are_reported_at_once_sorted_by_file_and_line(errors):
     ("Block.mixer = @Attention()", 'Block.mixer must be a part, not an object: write @Attention, not @Attention()'),
     ("Block.pattern = @Causal", 'Block.pattern must be an object: write @Causal(), not @Causal'),
     ("Block.pattern = @Dense()", 'Block.pattern must be a Pattern (@Name()), but @Dense() is a Dense'),
-    ("Block.mixer = @MLP", 'Block.mixer must be a part that builds a Mixer (@Name), but @MLP builds an MLP: MLP has no mix'),
+    ("Block.mixer = @MLP",
+     'Block.mixer must be a part that builds a Mixer (@Name), but @MLP builds an MLP: MLP has no mix'),
     ("Block.cross = @MLP",
      'Block.cross must be a part that builds a Mixer (@Name), but @MLP builds an MLP'),
     ("Block.feed_forward = @relu",
@@ -82,7 +83,8 @@ def test_all_errors_are_reported_at_once_sorted_by_file_and_line(errors):
     ("encodr/MLP.hidden_dim = 3\nModel.encoder = @encoder/Stack",
      "nothing uses encodr/MLP.hidden_dim: no MLP is used in scope 'encodr'; did you mean 'encoder'?"),
     ("import no_such_module", "no module named 'no_such_module'"),
-    ("include 'nowhere.gin'", "cannot include 'nowhere.gin': it is neither in the folder of this file nor in the working directory"),
+    ("include 'nowhere.gin'",
+     "cannot include 'nowhere.gin': it is neither in the folder of this file nor in the working directory"),
   ],
 )  # fmt: skip
 def test_each_mistake_is_reported_with_its_line(errors, added, message):

@@ -80,7 +80,8 @@ def test_a_renamed_copy_is_another_part_of_equal_content(project):
 
 
 def test_a_part_that_is_a_variable_has_the_name_of_the_variable(project):
-  text = "import functools\n__all__ = ['one', 'two']\none = functools.partial(max, 1)\ntwo = functools.partial(max, 2)\n"
+  text = "import functools\n__all__ = ['one', 'two']\n"
+  text += 'one = functools.partial(max, 1)\ntwo = functools.partial(max, 2)\n'
   folder = project('p', partials=text)
   a, b = (project.read(folder, extra('partials', name)) for name in ('one', 'two'))
   assert diff(a, b) == ['Experiment.extra: @partials.one -> @partials.two']

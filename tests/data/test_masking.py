@@ -147,7 +147,8 @@ def test_ngrams_have_lengths_in_proportion_to_1_over_n_and_do_not_cross_gaps():
     found.update(map(len, runs))
   shares = np.array([found[n] for n in (1, 2, 3)]) / found.total()
   np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.03)
-  # Two words on either side of a gap are chosen together only as two draws of one word: 2/3 of all draws, 1/6 of the pairs.
+  # Two words on either side of a gap are chosen together only as two draws of one word: 2/3 of all draws, 1/6
+  # of the pairs.
   draws = [
     NGrams(max_length=2)(np.array([1, 2, 4, 5]), 2, np.random.default_rng(i)) for i in range(3000)
   ]

@@ -10,7 +10,7 @@ from t2x.data.windows import calendar_of
 
 
 class TwoSeries(SeriesSource):
-  """Series of 20 and 12 values; value t of series n is 100 n + t. Train, validation and test end at 12, 16, 20 and 6, 9, 12."""
+  """Series of 20 and 12 values; value t of series n is 100 n + t. Splits end at 12, 16, 20 and 6, 9, 12."""
 
   channels = ('value',)
 

@@ -1,4 +1,4 @@
-"""Tiny experiments, one of each task (some are in tests/helpers/task_experiments.py), on data made in a temporary folder."""
+"""Tiny experiments, one of each task (some in tests/helpers/task_experiments.py), on data in a temporary folder."""
 
 import functools
 import json

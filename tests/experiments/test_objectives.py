@@ -59,7 +59,8 @@ def test_links_of_tuned_runs_are_those_of_the_values_that_their_seeds_chose(
 ):
   """Seed 0 runs at the value of identity a, seed 1 at that of b; both values were trained with both tuning seeds."""
   trials = tuple(
-    Trial(variant='masked', point={}, seed=seed, identity=identity, folder=f'{identity}-{seed}', tuned={'rate': seed}, tuned_by=100 + seed)
+    Trial(variant='masked', point={}, seed=seed, identity=identity,
+          folder=f'{identity}-{seed}', tuned={'rate': seed}, tuned_by=100 + seed)
     for seed, identity in enumerate('ab')
   )  # fmt: skip
   plan = Plan(

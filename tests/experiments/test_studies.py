@@ -61,8 +61,8 @@ SWEEPS = {
   'video/digit': (4, 3),
   'video/direction': (4, 3),
 }
-# The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or task, or at other
-# rates; experts in other sizes; MiniLM.
+# The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or
+# task, or at other rates; experts in other sizes; MiniLM.
 NIGHTLY = {
   'norm_and_warmup/sweep',
   'positions/masked_lm',
@@ -87,8 +87,8 @@ NIGHTLY = {
   'architectures/rates',
   'video/digit',
 }
-# Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked with every
-# commit.
+# Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked
+# with every commit.
 NUMBERS = {
   'vit_regularisation/sweep',
   'attention_basics/heads',

@@ -39,9 +39,9 @@ TOLERANCE = 1e-5
 OVERRIDES = ('Trainer.num_workers=0', 'Experiment.init_from=None')
 # Batches of an evaluation.
 BATCHES = 2
-# AdamW's epsilon, where another than its default: an element of ALBERT's first gradient is the rounding error of terms that cancel,
-# 3e-10, which AdamW with 1e-8 makes a step of a size of its own. Initial values that differ by 2e-7 then changed the losses by
-# 9.2e-5, and with 1e-6 by 4.8e-7 (jax 0.10.2, 2026-11-28).
+# AdamW's epsilon, where another than its default: an element of ALBERT's first gradient is the rounding error of terms
+# that cancel, 3e-10, which AdamW with 1e-8 makes a step of a size of its own. Initial values that differ by 2e-7 then
+# changed the losses by 9.2e-5, and with 1e-6 by 4.8e-7 (jax 0.10.2, 2026-11-28).
 EPSILON = {'albert': 1e-6}
 
 

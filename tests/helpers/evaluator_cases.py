@@ -50,7 +50,8 @@ class Case:
     bindings: further bindings.
     task: returns the task, given a folder with the data of `tiny_tasks`.
     evaluator: the evaluator.
-    higher: scores that are better if they are higher, whose worst value is 0, with the largest score of constant outputs.
+    higher: scores that are better if they are higher, whose worst value is 0, with the largest
+      score of constant outputs.
     lower: scores that are better if they are lower, with the least score of constant outputs.
     worst: worst values of scores in `higher` that are not 0.
     other: further metrics that depend on the model; all others must not.

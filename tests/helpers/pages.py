@@ -2,8 +2,8 @@
 
 - ```` ```gin ```` and ```` ```python ```` blocks that begin with a comment `# NAME` are written to the file NAME.
 - ```` ```bash ```` blocks are run; ```` ```sh ```` blocks, such as installations and commands of clusters, are not.
-- A ```` ```text ```` block shows lines of what the block before it prints; `...` stands for any text. If a line begins with
-  `t2x: `, the last command of the block must fail with that error.
+- A ```` ```text ```` block shows lines of what the block before it prints; `...` stands for any text. If a line begins
+  with `t2x: `, the last command of the block must fail with that error.
 """
 
 import contextlib
@@ -124,7 +124,8 @@ def run_command(command: str, short: bool) -> int:
   return done.returncode
 
 
-# Settings of commands in tests, by a name that their config uses. A config that does not use a name would refuse its setting.
+# Settings of commands in tests, by a name that their config uses. A config that does not use a name would
+# refuse its setting.
 SHORT = {
   'Trainer': ['Trainer.num_steps=3', 'Trainer.eval_every=0', 'Trainer.eval_batches=1'],
   'warmup_steps': ['Cosine.warmup_steps=1'],

@@ -1,5 +1,5 @@
-"""Tiny experiments of tasks whose models, unlike those of tests/end_to_end/conftest.py, state their own sizes: each is a run of
-configs/ with smaller sizes, on samples that need no download or on the files of `write_data`."""
+"""Tiny experiments of tasks whose models, unlike those of tests/end_to_end/conftest.py, state their own sizes: each is
+a run of configs/ with smaller sizes, on samples that need no download or on the files of `write_data`."""
 
 import json
 import wave

@@ -1,7 +1,7 @@
 """The config.json of released models, written by transformers of many versions, is read.
 
-Those of CLIP, Command R, ConvNeXt, DeiT, DistilBERT, ResNet, SigLIP, Swin, Switch and Whisper have the defaults of transformers and were
-not compared with the released files.
+Those of CLIP, Command R, ConvNeXt, DeiT, DistilBERT, ResNet, SigLIP, Swin, Switch and Whisper have the defaults of
+transformers and were not compared with the released files.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Kernels of grouped products, in Pallas' interpreter, against `jax.lax.ragged_dot`; their use in a program for NVIDIA GPUs."""
+"""Kernels of grouped products, in Pallas' interpreter, against `jax.lax.ragged_dot`; their use on NVIDIA GPUs."""
 
 import functools
 

@@ -23,7 +23,7 @@ SOURCE, TARGET = np.array([3, 5, 4, 7, 2], np.int32), [6, 3, 2]
 
 
 def look_at(**sublayers):
-  """The attention of a model with a recurrent encoder and these sublayers in each layer of its decoder, and the model."""
+  """Attention of a model with a recurrent encoder and these sublayers in each decoder layer, and the model."""
 
   def stack(sublayers, num_layers):
     block = part(SublayerBlock, sublayers=sublayers, wiring=Plain)

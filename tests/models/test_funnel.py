@@ -62,7 +62,7 @@ def test_a_pooling_layer_that_reads_no_source_attends_to_pooled_tokens(make):
 
 
 def test_a_funnel_of_layers_without_effect_pools_and_repeats_tokens():
-  """Three stages of nine tokens, written out: the class token is apart, and the last token is dropped at each pooling."""
+  """Three stages of nine tokens, written out: the class token is apart, the last token is dropped at each pooling."""
   model = Funnel(16, stages=[STACK] * 3, pooling=POOLING, decoder=STACK, rngs=nnx.Rngs(0))
   model = jax.tree.map(jnp.zeros_like, model)
   x = np.asarray(rows(9), np.float64)

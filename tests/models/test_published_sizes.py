@@ -106,7 +106,7 @@ DERIVED = {
 
 @pytest.fixture(scope='module')
 def recorded():
-  """Numbers of parameters in tests/golden/parameters.txt, which tests/golden/test_stored.py compares with the configs."""
+  """Numbers of parameters in tests/golden/parameters.txt; tests/golden/test_stored.py compares them with configs."""
   sizes, file = collections.Counter(), ''
   for line in parameters.FILE.read_text().splitlines():
     if line.startswith(' '):

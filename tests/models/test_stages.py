@@ -255,7 +255,7 @@ def test_a_config_selects_first_layers_of_another_kind(tmp_path, request):
 
 
 def depth_of(part, num_layers, **settings):
-  """Stages of 1 and 2 layers of equal width, and a stack of `num_layers`, whose wirings or initialisers read the depth."""
+  """Stages of 1 and 2 layers of equal width, and a stack of `num_layers`; wirings or initialisers read the depth."""
   block = functools.partial(Block, mixer=ATTENTION, **part)
   one, two = (functools.partial(Stack, num_layers=n, blocks=[block], **settings) for n in (1, 2))
   pyramid = Stages(16, stages=[one, two], merge=None, rngs=nnx.Rngs(0))

@@ -1,4 +1,5 @@
-"""Run by test_entries.py in a process of its own, with eight fake devices: what runs a model, on several devices and on one.
+"""Run by test_entries.py in a process of its own, with eight fake devices: what runs a model, on several
+devices and on one.
 
 python entries.py run      prints the largest difference of each entry, and how often it used the layout
 python entries.py lower    prints the kernels in the program of each entry, lowered for TPUs and GPUs

@@ -118,8 +118,8 @@ def run(kernel, layout, arrays, settings, *tokens):
 
 
 def dense(arrays, settings, *tokens):
-  """Returns `run` with the kernel of one device: row by row, since the sum over all rows in float32 is further from that in
-  float64 than the tolerance."""
+  """Returns `run` with the kernel of one device: row by row, since the sum over all rows in float32 is further from
+  that in float64 than the tolerance."""
 
   def row(i):
     own = jax.tree.map(lambda x: x[i : i + 1] if len(x) == BATCH else x, tokens)

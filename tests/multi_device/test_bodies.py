@@ -1,5 +1,5 @@
-"""On eight fake devices (a separate process): bodies that are no parts of tests/contracts have the outputs and gradients of
-one device, with dropout and padding."""
+"""On eight fake devices (a separate process): bodies that are no parts of tests/contracts have the outputs and
+gradients of one device, with dropout and padding."""
 
 import pytest
 from eight_devices import run_on_eight_devices

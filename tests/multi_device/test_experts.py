@@ -15,7 +15,8 @@ import jax, jax.numpy as jnp, numpy as np
 from eight_devices import split
 from flax import nnx
 from t2x.base.step import in_step
-from t2x.layers import BatchBalance, Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward, Tokens, TopK, normal
+from t2x.layers import (BatchBalance, Call, Dropless, GatedMLP, MLP, MixtureOfExperts, RMSNorm, SwitchFeedForward,
+  Tokens, TopK, normal)
 from t2x.layers.keys import row_keys
 from t2x.parallel import Mesh
 from t2x.plan import hlo
@@ -147,7 +148,8 @@ def test_without_a_capacity_devices_gather_tokens_and_return_sums(mesh):
   of these; no weights move over `expert`. A product is of one block of 32 rows with one expert."""
   of_mesh = found('dropless', mesh)
   tensor = 2 if 'tensor' in mesh else 1
-  # The rows of four devices, or of two devices with two rows each: 16 tokens of 8 float32, 2 choices, keys of 2 integers.
+  # The rows of four devices, or of two devices with two rows each: 16 tokens of 8 float32, 2 choices, keys
+  # of 2 integers.
   vectors, numbers = 4 * 16 * 8 * 4, 4 * 16 * 2 * 4
   assert of_mesh['all-to-all'] == []
   over_expert = [row for row in of_mesh['all-gather'] if 'expert' in row[0]]

@@ -39,7 +39,7 @@ def told(tmp_path_factory, request):
 
 
 def copies(stderr):
-  """The warnings of arrays that a device computes in full, each with the line of its layout, which follows when it was trained."""
+  """Warnings of arrays that a device computes in full, with the line of the layout, which follows after training."""
   found, pending = [], []
   for line in stderr.splitlines():
     # jax 0.12 also warns of ways to split a gather that its compiler compares and does not use.

@@ -67,7 +67,8 @@ MUTATIONS = (
     'layers-scale-with-encoding-terms',
     'self.scale * encoding.num_terms**-0.5',
     'self.scale',
-    'tests/layers/positions/test_disentangled.py tests/layers/positions/test_tupe.py tests/layers/attention/test_multi_head.py',
+    'tests/layers/positions/test_disentangled.py tests/layers/positions/test_tupe.py '
+    'tests/layers/attention/test_multi_head.py',
   ),
   Mutation(
     'layers-gated-activation',

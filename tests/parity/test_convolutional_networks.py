@@ -1,7 +1,7 @@
 """ResNet, SE-ResNet and ConvNeXt of configs/models, at small widths, against transformers and timm.
 
-Batch normalisation of the references is in evaluation mode, with running statistics that are perturbed as all parameters
-are (`FrozenBatchNorm`). Gradients are of the references' parameters.
+Batch normalisation of the references is in evaluation mode, with running statistics that are perturbed as all
+parameters are (`FrozenBatchNorm`). Gradients are of the references' parameters.
 """
 
 import functools

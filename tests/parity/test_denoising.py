@@ -34,7 +34,7 @@ class Vocabulary(list):
 
 @pytest.fixture(scope='module')
 def fairseq():
-  """`fairseq(ids, words=None, **arguments)`: corruptions of a text by fairseq, without the special tokens at its ends."""
+  """`fairseq(ids, words=None, **arguments)`: texts corrupted by fairseq, without special tokens at the ends."""
   data = types.ModuleType('fairseq.data')
   data.__path__ = [str(archives.unpacked('fairseq', '0.12.2') / 'fairseq' / 'data')]
   data.FairseqDataset = object
@@ -83,7 +83,7 @@ MEASURES = {
 
 @pytest.mark.parametrize('words', [False, True])
 def test_infilled_texts_have_the_distribution_of_fairseq(fairseq, words, monkeypatch):
-  """Numbers of tokens, of masks, and of masks that replace nothing; with whole words, of which a third has two tokens."""
+  """Numbers of tokens, masks, and masks that replace nothing; with whole words, a third of which has two tokens."""
   starts = np.ones(BYTES.vocab_size, bool)
   starts[61:160:3] = not words
   monkeypatch.setattr(type(BYTES), 'word_starts', lambda self, ids: starts[ids])

@@ -1,4 +1,4 @@
-"""DETR with its losses, and its decoder layer, whose keys of the source have addresses of their own, against transformers."""
+"""DETR with its losses, and its decoder layer, whose source keys have their own addresses, against transformers."""
 
 import functools
 import types
@@ -207,7 +207,8 @@ def detr_of_transformers():
 
 
 def with_losses_of_all_layers(model, pixel_values, labels):
-  """The outputs and losses of all layers, as the authors' code has them: the norm of a layer is that of its prediction only.
+  """The outputs and losses of all layers, as the authors' code has them: the norm of a layer is that
+  of its prediction only.
 
   `DetrConfig.auxiliary_loss` of transformers also gives the normalised vectors to the next layer.
   """

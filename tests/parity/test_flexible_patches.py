@@ -46,7 +46,7 @@ def test_resampled_kernels_equal_timm_and_the_published_formula(size, compared):
 
 @pytest.mark.parametrize(('method', 'theirs'), [('linear', 'bilinear'), ('cubic', 'bicubic')])
 def test_resized_positions_equal_pytorch(method, theirs, compared):
-  """Linear ones for a finer and a coarser grid. Cubic ones with the same filter for coarser grids: PyTorch's antialiased one."""
+  """Linear ones for a finer and a coarser grid. Cubic ones with the filter for coarser grids: PyTorch's antialiased."""
   part = LearnedGrid(5, height=6, width=4, num_extra=0, interpolation=method, rngs=nnx.Rngs(0))
   table = np.asarray(part.table[...]).reshape(1, 6, 4, 5).transpose(0, 3, 1, 2)
   for grid in ((3, 2), (9, 8)):

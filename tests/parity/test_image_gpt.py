@@ -1,4 +1,4 @@
-"""ImageGPT against transformers: logits, losses and gradients of images and of their classes; one row of text and pixels."""
+"""ImageGPT against transformers: logits, losses and gradients of images and classes; a row of text and pixels."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Key-value-predict attention over the last states against the paper's equations in float64 with PyTorch's gradients."""
+"""Key-value-predict attention over the last states against the paper's equations in float64, PyTorch's gradients."""
 
 import functools
 

@@ -96,7 +96,8 @@ def test_forecasts_losses_and_gradients_equal_patchtst_of_transformers(compared,
   def ours(arrays):
     model = model_of(shapes, rename, arrays)
     out = model(jnp.where(MISSING, jnp.nan, PAST))
-    # PatchTST reads values in units of their standard deviation. The likelihood of transformers is that of all channels.
+    # PatchTST reads values in units of their standard deviation. The likelihood of transformers is that
+    # of all channels.
     total, weight = task.sums(model, batch, None).metrics['loss']
     return total / weight * (CHANNELS if loss == 'nll' else 1), out
 

@@ -1,5 +1,5 @@
-"""Folders of Swin, ResNet and ConvNeXt against transformers. tests/parity/test_swin.py and test_convolutional_networks.py
-compare gradients."""
+"""Folders of Swin, ResNet and ConvNeXt against transformers. tests/parity/test_swin.py
+and test_convolutional_networks.py compare gradients."""
 
 import jax
 import jax.numpy as jnp

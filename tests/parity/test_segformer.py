@@ -1,4 +1,5 @@
-"""SegFormer of configs/models, at small widths, against transformers: logits, and the loss of the task with its gradients.
+"""SegFormer of configs/models, at small widths, against transformers: logits, and the loss of the
+task with its gradients.
 
 Batch normalisation of the head is in evaluation mode, with perturbed running statistics (`FrozenBatchNorm`).
 """

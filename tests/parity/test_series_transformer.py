@@ -135,7 +135,7 @@ def test_losses_and_gradients_equal_the_time_series_transformer_of_transformers(
 def test_losses_and_gradients_equal_informer_of_transformers_with_all_keys_sampled(
   compared, perturbed, monkeypatch
 ):
-  """Its encoder with a third of the queries; its sparse decoder, whose choice of queries depends on later ones, is replaced."""
+  """Its encoder with a third of the queries; its sparse decoder, whose choice depends on later ones, is replaced."""
   settings = {'kind': 'Informer', 'distil': False, 'sampling_factor': 1}
   theirs = reference(perturbed, attention_type='prob', **settings)
   theirs.model.decoder = reference(perturbed, attention_type='full', **settings).model.decoder

@@ -76,7 +76,7 @@ def layer_of(block, group):
 
 
 def expected(stack, order):
-  """The output, and the gradients of the first projection of the MLP of each set and place, after a loop over layers."""
+  """The output, and gradients of the MLP's first projection of each set and place, after a loop over layers."""
   sets = [[layer_of(block, group) for block in stack.blocks] for group in range(max(order) + 1)]
   x = torch.tensor(X, dtype=torch.float64)
   same = SEGMENTS[:, :, None] == SEGMENTS[:, None]

@@ -106,7 +106,7 @@ def feed_forward(theirs, read):
 
 
 def of_layer(layers, read):
-  """The arrays of a layer, whose sublayers are self-attention, in the decoder cross-attention, and a feed-forward layer."""
+  """The arrays of a layer: self-attention, in the decoder cross-attention, and a feed-forward layer."""
   mixer, *cross, last = layers
   found = {
     'mixer': attention(mixer.SelfAttention, read),

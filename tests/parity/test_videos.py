@@ -136,7 +136,7 @@ def test_logits_and_gradients_equal_vivit_of_transformers(compared, perturbed):
 
 
 def factorised(variant, perturbed):
-  """vit-pytorch's model of embedded tokens, [batch, frames, patches, width]: its embedding has norms that ViViT has not."""
+  """vit-pytorch's model of embedded tokens, [batch, frames, patches, width]; its embedding has norms, ViViT's none."""
   vivit = pytest.importorskip('vit_pytorch.vivit', reason="the extra 'references' is not installed")
   theirs = vivit.ViViT(
     image_size=(GRID, GRID),

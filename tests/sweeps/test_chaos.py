@@ -105,8 +105,8 @@ def target_of(link):
 
 
 def holders(target, links):
-  """The processes that had the file open at one time: a look at all processes is not one time, and during it a trial may
-  pass from a process that ends to another. A child that has not called exec yet shares its parent's descriptors."""
+  """The processes that had the file open at one time: a look at all processes is not one time, and during it a trial
+  may pass from a process that ends to another. A child that has not called exec yet shares its parent's descriptors."""
   pids = {pid for pid, link in links.items() if target_of(link) == target}
   return {pid for pid in pids if parent_of(pid) not in pids}
 

@@ -43,7 +43,8 @@ def test_matched_tuning_has_the_power_of_the_best_mean(script):
     assert power('matched', 8, 10, curvature, size, 120) >= 0.9 * before > 0.6
 
 
-# Paired t tests, with fewer than seven comparisons, have a rate of 5 %. With 1,000 sweeps two of 72 settings had 7.1 and 6.4 % by chance.
+# Paired t tests, with fewer than seven comparisons, have a rate of 5 %. With 1,000 sweeps two of 72 settings had 7.1
+# and 6.4 % by chance.
 SWEEPS = {1: 20_000, 4: 20_000, 8: 4_000, 15: 4_000}
 
 
@@ -51,7 +52,7 @@ SWEEPS = {1: 20_000, 4: 20_000, 8: 4_000, 15: 4_000}
 @pytest.mark.parametrize('comparisons', SWEEPS)
 @pytest.mark.parametrize('seeds', [5, 10, 20])
 def test_matched_tuning_keeps_the_level(script, comparisons, seeds):
-  """All six settings together are within two standard errors, and each one within the error that the largest of 72 has."""
+  """All six settings together are within two standard errors, each within the error of the largest of 72."""
   error, sweeps = script('tuned').error, SWEEPS[comparisons]
   found = {
     (curvature, tuned_baseline): error(

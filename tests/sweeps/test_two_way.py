@@ -138,8 +138,8 @@ def test_errors_stay_below_five_percent_with_unequal_variances(calibrate, patter
 @pytest.mark.parametrize('comparisons', [4, 15])
 @pytest.mark.parametrize('seeds', [3, 10])
 def test_errors_of_all_patterns_stay_near_five_percent(calibrate, comparisons, seeds):
-  """8,000 sweeps, whose standard error is 0.25 %. The largest rate is 6.0 %: a false `same`, if the noise of the baseline
-  is a hundred times that of 15 variants."""
+  """8,000 sweeps, whose standard error is 0.25 %. The largest rate is 6.0 %: a false `same`, if the noise of the
+  baseline is a hundred times that of 15 variants."""
   for pattern in calibrate.PATTERNS:
     check_errors(calibrate, pattern, comparisons, seeds, 8000, bound=0.0635)
 

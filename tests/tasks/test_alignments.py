@@ -1,4 +1,4 @@
-"""Agreement of alignments: the dictionary against plain loops, the weights against the recorded arrays of single pairs."""
+"""Agreement of alignments: the dictionary against plain loops, the weights against recorded arrays of single pairs."""
 
 import collections
 import functools

@@ -180,7 +180,7 @@ def test_retrieval_counts_the_keys_that_are_closer(monkeypatch, tmp_path):
 
 
 def keys_of_one_place(count=600, dim=96):
-  """Equal vectors, whose products with others differ by rounding where a matrix product treats its last columns apart."""
+  """Equal vectors, whose products differ by rounding where a matrix product treats its last columns apart."""
   rng = np.random.default_rng(0)
   b = np.repeat(rng.normal(size=(1, dim)), count, axis=0)
   a = rng.normal(size=(count, dim))

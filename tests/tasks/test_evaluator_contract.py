@@ -1,5 +1,5 @@
-"""Contract of evaluators: outputs without information score at most chance and NaN scores worst, and no score depends on the
-number of rows per batch, their padding, or the number of devices."""
+"""Contract of evaluators: outputs without information score at most chance and NaN scores worst, and no score depends
+on the number of rows per batch, their padding, or the number of devices."""
 
 import json
 import math

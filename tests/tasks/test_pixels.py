@@ -1,4 +1,4 @@
-"""Sampled pixels have the probabilities of the forward pass, known pixels stay, and pictures are those of the samples."""
+"""Sampled pixels have the probabilities of the forward pass, known pixels stay, pictures are those of the samples."""
 
 import dataclasses
 import functools

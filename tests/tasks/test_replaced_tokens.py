@@ -1,4 +1,4 @@
-"""Detection of replaced tokens: what is sampled, when a token counts as replaced, and what starts from the discriminator."""
+"""Detection of replaced tokens: sampling, when a token counts as replaced, runs that start from the discriminator."""
 
 import dataclasses
 import functools

@@ -155,9 +155,11 @@ def test_terms_and_weights_of_other_names_are_refused_with_both_names(extra, mes
 @pytest.mark.parametrize(
   ('aux', 'message'),
   [
-    ({'balance': jnp.float32(1.0)}, r"'balance' of the model has shape \(\): return one value per row of the batch, shape \(8,\)"),
+    ({'balance': jnp.float32(1.0)},
+     r"'balance' of the model has shape \(\): return one value per row of the batch, shape \(8,\)"),
     ({'balance': jnp.ones((3, 8))}, r"'balance' of the model has shape \(3, 8\)"),
-    ({'accuracy': jnp.ones(8)}, "duplicate names 'accuracy': auxiliary losses and metrics of the model .* loss terms and metrics of CausalLM"),
+    ({'accuracy': jnp.ones(8)},
+     "duplicate names 'accuracy': auxiliary losses and metrics of the model .* loss terms and metrics of CausalLM"),
   ],
 )  # fmt: skip
 @pytest.mark.usefixtures('unchecked')

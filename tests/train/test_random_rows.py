@@ -8,7 +8,8 @@ from random_rows import EXPERIMENTS, batch_of_rows
 
 # With every commit, the contract `rows_are_independent` checks the dropout of single mixers,
 # tests/models/test_reversible.py compares the keys of a reversible stack with those of its equations, and
-# tests/multi_device/test_gradients.py compares two micro-batches of the images on eight devices with the whole batch on one.
+# tests/multi_device/test_gradients.py compares two micro-batches of the images on eight devices with the whole
+# batch on one.
 RARELY = ('mixers', 'a reversible stack', 'images with MixUp')
 
 

@@ -1,4 +1,4 @@
-"""A causal language model that logs a digest of the batch of each train step, so that the batches of runs can be compared."""
+"""A causal language model that logs a digest of the batch of each train step, to compare the batches of runs."""
 
 import dataclasses
 from collections.abc import Mapping

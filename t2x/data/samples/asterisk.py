@@ -20,11 +20,11 @@ SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AsteriskPrompts(Fetched, Sample, ClassSource):
-  """Prompts in five languages (CC-BY-SA), of one voice each: `audio` float32 [samples] at 8 kHz, and `label`, the number
-  of the language.
+  """Prompts in five languages (CC-BY-SA), of one voice each: `audio` float32 [samples] at 8 kHz, and `label`, the
+  number of the language.
 
-  A hash of its name assigns a prompt to train (80 %), validation or test, in all languages. Prompts that a language lacks,
-  and those with the same recording in two languages (tones), are omitted.
+  A hash of its name assigns a prompt to train (80 %), validation or test, in all languages. Prompts that a language
+  lacks, and those with the same recording in two languages (tones), are omitted.
 
   Attributes:
     folder: folder of the unpacked packages asterisk-core-sounds-*-wav; None: the folder of

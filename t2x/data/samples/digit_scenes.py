@@ -13,8 +13,8 @@ from t2x.data.samples.fetched import Sample
 
 __all__ = ['DigitScenes']
 
-# Parts of the images of scikit-learn in their order, which is that of the writers: 13 of about 138 images each. 140 images are
-# left out between two parts, so that no writer is in both.
+# Parts of the images of scikit-learn in their order, which is that of the writers: 13 of about 138 images each. 140
+# images are left out between two parts, so that no writer is in both.
 PARTS = {'train': (0, 1000), 'validation': (1140, 1390), 'test': (1530, 1797)}
 # Number of scenes in each of the validation and test splits.
 HELD_OUT = 500
@@ -26,12 +26,12 @@ SIDES = 10, 17
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitScenes(Sample):
-  """Drawn scenes of up to `most` handwritten digits on noise: `image` uint8 [side, side, 1], `boxes` float32 [n, 4] (left, top, width
-  and height in pixels), their `labels`, and `mask` uint8 [side, side]: 0 for the ground, 1 + label for a digit, 255 where it is as
-  faint as the noise.
+  """Drawn scenes of up to `most` handwritten digits on noise: `image` uint8 [side, side, 1], `boxes` float32 [n, 4]
+  (left, top, width and height in pixels), their `labels`, and `mask` uint8 [side, side]: 0 for the ground, 1 + label
+  for a digit, 255 where it is as faint as the noise.
 
-  The digits are those of scikit-learn, of 10 to 16 pixels, whose squares overlap by at most a fifth; a tenth of the scenes is empty.
-  Validation and test have 500 scenes each, of other writers than the train split.
+  The digits are those of scikit-learn, of 10 to 16 pixels, whose squares overlap by at most a fifth; a tenth of the
+  scenes is empty. Validation and test have 500 scenes each, of other writers than the train split.
 
   Attributes:
     side: height and width of a scene in pixels.

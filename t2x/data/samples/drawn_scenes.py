@@ -184,7 +184,8 @@ def draw(scene: Scene, size: int, random: np.random.Generator) -> UInt8[np.ndarr
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnScenes(Synthetic):
-  """Pictures of two objects, such as 'a red square left of a blue circle', in six colours, four shapes and two relations.
+  """Pictures of two objects, such as 'a red square left of a blue circle', in six colours, four
+  shapes and two relations.
 
   An example has `image` uint8 [size, size, 3] and its `text`, one of the twelve captions of the scene; the same as
   `source` and `target`; all `captions`; and `facts`, a `Scene`. Places, sizes and shades differ between pictures of a

@@ -47,8 +47,8 @@ class Emoji(Fetched, Sample, ClassSource):
   """3,624 emoji of Noto (OFL) with their names in CLDR: `source` uint8 [size, size, 3] on white, `target`, such as
   'grinning face', `label`, the number of their group ('Food & Drink'), and `emoji`, the characters.
 
-  A hash of its base, which has no skin tone and no gender, assigns an emoji to train (80 %), validation (10 %) or
-  test (10 %): no split has a variant of an emoji of another split. Families have one base, and emoji with equal pictures,
+  A hash of its base, which has no skin tone and no gender, assigns an emoji to train (80 %), validation (10 %) or test
+  (10 %): no split has a variant of an emoji of another split. Families have one base, and emoji with equal pictures,
   such as the flags of Norway and Svalbard, that of the first.
 
   Attributes:

@@ -20,8 +20,8 @@ __all__ = ['FrameWords']
 class FrameWords(BuiltSource):
   """Texts of a caption and the visual words of its video, one per frame: 'a three moves east > v017 v203 ...'.
 
-  A visual word is the nearest centre of k-means of the frames of the train split; in the paper, of features of 1.5 seconds. The
-  texts are prepared once, in the cache folder.
+  A visual word is the nearest centre of k-means of the frames of the train split; in the paper, of features of 1.5
+  seconds. The texts are prepared once, in the cache folder.
 
   Attributes:
     source: source whose examples have `video` uint8 [frames, height, width, channels] and `text`.
@@ -49,7 +49,8 @@ class FrameWords(BuiltSource):
     """Computes the visual words of the train split, and returns the texts of all splits.
 
     Raises:
-      UserError: scikit-learn is not installed, an example lacks a video or a text, or there are fewer frames than words.
+      UserError: scikit-learn is not installed, an example lacks a video or a text, or there are
+        fewer frames than words.
     """
     centres = self.centres(self.source.load('train'))
     return {split: self._texts(split, centres) for split in self.splits()}
@@ -61,7 +62,8 @@ class FrameWords(BuiltSource):
     chosen = np.linspace(0, len(frames) - 1, min(self.num_frames, len(frames))).astype(int)
     if len(chosen) < self.num_words:
       raise UserError(
-        f'FrameWords.num_words = {self.num_words}, but k-means reads {len(chosen)} frames: set it to at most that number'
+        f'FrameWords.num_words = {self.num_words}, but k-means reads {len(chosen)} frames: set it '
+        'to at most that number'
       )
     means = clusters.KMeans(n_clusters=self.num_words, random_state=self.seed, n_init=1).fit(
       frames[chosen]

@@ -35,12 +35,12 @@ HELD_OUT = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MovingDigits(Sample, ClassSource):
-  """A digit of 8 x 8 pixels that moves over noise in one of eight directions: `video` uint8 [frames, side, side, 1], a `label`, and
-  `text`, such as 'a three moves northeast'.
+  """A digit of 8 x 8 pixels that moves over noise in one of eight directions: `video` uint8 [frames, side, side, 1], a
+  `label`, and `text`, such as 'a three moves northeast'.
 
-  A digit that leaves the frame enters on the opposite side, and all places of the first frame are equally likely, so that a single
-  frame does not show the direction. The digits come from scikit-learn; validation and test have 500 videos each, of different
-  writers than the train split.
+  A digit that leaves the frame enters on the opposite side, and all places of the first frame are equally likely, so
+  that a single frame does not show the direction. The digits come from scikit-learn; validation and test have 500
+  videos each, of different writers than the train split.
 
   Attributes:
     label: meaning of the label: the digit, or the number of the direction.

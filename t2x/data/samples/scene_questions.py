@@ -12,11 +12,12 @@ PLACES = {'left of': ('on the left', 'on the right'), 'above': ('at the top', 'a
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SceneQuestions(DrawnScenes):
-  """Drawn scenes of `DrawnScenes` with `image` uint8 [size, size, 3], a `question` and its `answer`, one of twelve words.
+  """Drawn scenes of `DrawnScenes` with `image` uint8 [size, size, 3], a `question` and its `answer`,
+  one of twelve words.
 
-  Questions have one of five forms with equal probabilities: 'what colour is on the left', 'what shape is at the top', 'what
-  colour is the circle', 'what shape is red', and 'is there a red circle', whose answer is 'yes' for half of them; 'no' is
-  about an object that differs in colour or in shape from one of the scene.
+  Questions have one of five forms with equal probabilities: 'what colour is on the left', 'what shape is at the top',
+  'what colour is the circle', 'what shape is red', and 'is there a red circle', whose answer is 'yes' for half of them;
+  'no' is about an object that differs in colour or in shape from one of the scene.
   """
 
   def example(self, rng, split):

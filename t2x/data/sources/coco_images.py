@@ -25,10 +25,11 @@ LIMIT = 1 << 31
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CocoImages(LocalSource, ClassSource, FileBacked):
-  """Images with `image` uint8 [height, width, channels], `boxes` (left, top, width and height in pixels), `labels` and `crowd` (boxes
-  around groups), by the id of the image.
+  """Images with `image` uint8 [height, width, channels], `boxes` (left, top, width and height in pixels), `labels` and
+  `crowd` (boxes around groups), by the id of the image.
 
-  Labels are the positions of the categories of the train split by id. Images are decoded when they are used, in their own sizes.
+  Labels are the positions of the categories of the train split by id. Images are decoded when they are used,
+  in their own sizes.
 
   Attributes:
     train: JSON file of annotations of the split.

@@ -31,10 +31,10 @@ PAIRS = 100
 class Deduplicated(Source):
   """Examples of `source` without near-duplicates of earlier examples.
 
-  Examples are near-duplicates if the Jaccard similarity of their sets of word n-grams is at least `threshold` (Lee et
-  al. 2022, https://arxiv.org/abs/2107.06499). The search is exact and runs once; the indices of the remaining examples are
-  cached in $T2X_CACHE/deduplicated. Case and punctuation are ignored: see `t2x.data.ngrams`. All further splits
-  are complete.
+  Examples are near-duplicates if the Jaccard similarity of their sets of word n-grams is at least `threshold` (Lee
+  et al. 2022, https://arxiv.org/abs/2107.06499). The search is exact and runs once; the indices of the remaining
+  examples are cached in $T2X_CACHE/deduplicated. Case and punctuation are ignored: see `t2x.data.ngrams`. All
+  further splits are complete.
 
   Attributes:
     source: source of the examples.

@@ -42,8 +42,8 @@ class TextFiles(TextSource):
 
   Attributes:
     per_line: makes each line that is not blank an example.
-    separator: text between the examples of a file, such as '<|endoftext|>' or '\\n\\n', which is removed; blank examples
-      are left out. None: a file is one example.
+    separator: text between the examples of a file, such as '<|endoftext|>' or '\\n\\n', which is removed; blank
+      examples are left out. None: a file is one example.
   """
 
   per_line: bool = False

@@ -26,7 +26,8 @@ __all__ = ['HeldOut']
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 # Number of buckets of `HeldOut`, and of the finest division.
 BUCKETS = 1_000_000
-# Fields that a model reads; the first that an example has decides its split. A picture or recording may have several texts.
+# Fields that a model reads; the first that an example has decides its split. A picture or recording may
+# have several texts.
 INPUTS = ('image', 'audio', 'video', 'text', 'source', 'context', 'words')
 # Those of version 1 of fingerprints.
 FORMER = ('text', 'source', 'context', 'words', 'image')

@@ -32,12 +32,12 @@ SAMPLED = 64
 class ImageFolder(LocalSource, ClassSource):
   """Images in FOLDER/CLASS/*.jpg (or .png, ...), with `image` uint8 [height, width, channels] and `label`.
 
-  Labels are the positions of the sorted names of the train split's classes, or those of an imported classifier. Images are
-  decoded when they are used, in their own sizes: `Resized` makes them equal. Hidden files are ignored.
+  Labels are the positions of the sorted names of the train split's classes, or those of an imported classifier. Images
+  are decoded when they are used, in their own sizes: `Resized` makes them equal. Hidden files are ignored.
 
   Attributes:
-    labels: JSON file whose `id2label` names the class of each label, of which the folders may be a part: hub/config.json of
-      an imported run. None: sorted names.
+    labels: JSON file whose `id2label` names the class of each label, of which the folders may be a part:
+      hub/config.json of an imported run. None: sorted names.
     train: folder of the split, with a folder per class.
     validation: folder of the split; None: no such split.
     test: folder of the split; None: no such split.

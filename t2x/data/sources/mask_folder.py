@@ -26,8 +26,8 @@ MODES = ('L', 'P', 'I', 'I;16')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskFolder(LocalSource):
-  """Images IMAGES/SPLIT/NAME.jpg (or .png, ...) with masks MASKS/SPLIT/NAME.png: `image` uint8 [height, width, 3] and `mask` int32
-  [height, width].
+  """Images IMAGES/SPLIT/NAME.jpg (or .png, ...) with masks MASKS/SPLIT/NAME.png: `image` uint8 [height, width, 3] and
+  `mask` int32 [height, width].
 
   Images without a mask are skipped. Images and masks are decoded on use, in their own sizes.
 
@@ -37,8 +37,8 @@ class MaskFolder(LocalSource):
     test: subfolder of the split; None: no such split.
     images: folder of the images.
     masks: folder of the masks, whose pixels are numbers: shades of grey, or places in a palette.
-    void: number of pixels without a class, 0 in ADE20K; the masks then have 255 there, and the numbers after it are classes
-      from 0. None: masks stay as they are.
+    void: number of pixels without a class, 0 in ADE20K; the masks then have 255 there, and the numbers after it are
+      classes from 0. None: masks stay as they are.
   """
 
   images: Text
@@ -56,7 +56,8 @@ class MaskFolder(LocalSource):
     for folder in folders:
       if not folder.is_dir():
         raise UserError(
-          f'{folder} is not a folder (current folder: {Path.cwd()}): set MaskFolder.images, MaskFolder.masks and {setting}'
+          f'{folder} is not a folder (current folder: {Path.cwd()}): set MaskFolder.images, '
+          f'MaskFolder.masks and {setting}'
         )
     images = {path.stem: path for path in folders[0].iterdir() if path.suffix.lower() in EXTENSIONS}
     masks = sorted(path for path in folders[1].glob('*.png') if not path.name.startswith('.'))

@@ -46,9 +46,9 @@ class Series:
 class SeriesSource(Source):
   """Base class of sources of time series, which may differ in length.
 
-  An example of a split is a series from its first value to the end of the split: `name`; `times`; `values`; `known`; and
-  `begin`, the number of values before the split. Forecasts of the split are those of values from `begin` on; the values
-  before are their context.
+  An example of a split is a series from its first value to the end of the split: `name`; `times`; `values`; `known`;
+  and `begin`, the number of values before the split. Forecasts of the split are those of values from `begin` on; the
+  values before are their context.
   """
 
   @property

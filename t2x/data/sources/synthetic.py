@@ -1,7 +1,7 @@
 """Sources for long sequences whose examples are computed: nested lists, recall, copies and paths.
 
-They follow Long Range Arena (Tay et al. 2021, https://arxiv.org/abs/2011.04006). An example depends only on the settings, the
-split and its index.
+They follow Long Range Arena (Tay et al. 2021, https://arxiv.org/abs/2011.04006). An example depends only on the
+settings, the split and its index.
 """
 
 import abc
@@ -154,8 +154,8 @@ class ListOps(Synthetic):
 class AssociativeRecall(Synthetic):
   """Pairs of a letter and a digit, then one of the letters; `label` is its digit.
 
-  The text is `length` characters: pairs such as `k7`, filler `.`, and the last character, the letter to look up. All letters
-  are distinct.
+  The text is `length` characters: pairs such as `k7`, filler `.`, and the last character, the letter to look up.
+  All letters are distinct.
 
   Attributes:
     length: number of characters.

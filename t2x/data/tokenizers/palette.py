@@ -69,7 +69,7 @@ class PaletteTokenizer(Tokenizer):
     return (distances.argmin(axis=1) + self.first).astype(np.int32)
 
   def image(self, ids: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Returns images, uint8 [..., height, width, channels], of ids [..., height * width]; ids of no colour have the first one."""
+    """Returns images, uint8 [..., height, width, channels], of ids [..., height * width]; other ids get colour 0."""
     colours = self.colours[np.maximum(np.asarray(ids) - self.first, 0)]
     shape = *colours.shape[:-2], height, width, colours.shape[-1]
     return np.rint(colours).astype(np.uint8).reshape(shape)

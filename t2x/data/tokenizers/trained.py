@@ -25,8 +25,8 @@ class BPE(TokenizerConfig):
 
   Attributes:
     vocab_size: number of ids, including special ids, the named tokens and the 256 bytes.
-    named: names of further special tokens, which a task puts into its rows, such as `Transcription.prompt`. In texts, these
-      names are plain text.
+    named: names of further special tokens, which a task puts into its rows, such as `Transcription.prompt`. In texts,
+      these names are plain text.
   """
 
   packages = ('tokenizers',)

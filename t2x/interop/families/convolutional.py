@@ -96,7 +96,9 @@ beside/GridConvolution:
   activation = None
 same/GridConvolution.kernel_size = 1
 GridBranch.parts = {'first': @narrow/GridConvolution, 'second': @GridConvolution, 'third': @widen/GridConvolution}
-ResidualMerge.parts = {'first': @half/GridConvolution, 'second': @strided/GridConvolution, 'third': @widen/GridConvolution}
+ResidualMerge.parts = {
+  'first': @half/GridConvolution, 'second': @strided/GridConvolution, 'third': @widen/GridConvolution
+}
 narrow/GridConvolution:
   factor = 0.25
   kernel_size = 1
@@ -141,7 +143,8 @@ def derive_resnet(fields: Fields) -> dict[str, Any]:
   depth = [depth - merged(kind, i) for i, depth in enumerate(fields['depths'])]
   if min(depth) < 1:
     raise UserError(
-      f'{fields.where}: depths = {fields["depths"]} is not supported: a stage needs a layer after the one that begins it'
+      f'{fields.where}: depths = {fields["depths"]} is not supported: a stage needs a layer after '
+      'the one that begins it'
     )
   return num_classes(fields) | {'stages': count, 'width': width} | per_stage(depth=depth)
 

@@ -39,8 +39,8 @@ FILLED = {'embedding_dropout': 0.0, 'hidden_dropout': 0.0, 'layer_norm_eps': 'rm
 
 
 def _derive(fields: Fields) -> dict[str, Any]:
-  """Returns the values of Llama's layers, and the coefficient of the balance loss: that of transformers is k for a uniform
-  distribution, that of t2x is 1."""
+  """Returns the values of Llama's layers, and the coefficient of the balance loss: that of transformers is k for a
+  uniform distribution, that of t2x is 1."""
   balance = fields['router_aux_loss_coef'] * fields['num_experts_per_tok']
   return {**LLAMA.derive(fields), 'balance': balance}
 

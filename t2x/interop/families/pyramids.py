@@ -137,8 +137,9 @@ def derive_swin(fields: Fields) -> dict[str, Any]:
   merged = fields['patch_size'] * 2 ** (count - 1)
   if fields['image_size'] < merged * fields['window_size']:
     raise UserError(
-      f'{fields.where}: image_size = {fields["image_size"]} is not supported: the map of the last of {count} stages (depths) '
-      f'must be at least as large as a window, {merged} (from patch_size) x {fields["window_size"]} (window_size) pixels'
+      f'{fields.where}: image_size = {fields["image_size"]} is not supported: the map of the last '
+      f'of {count} stages (depths) must be at least as large as a window, {merged} (from patch_size) x '
+      f'{fields["window_size"]} (window_size) pixels'
     )
   width = fields['embed_dim']
   hidden = [int(fields['mlp_ratio'] * width * 2**i) for i in range(count)]

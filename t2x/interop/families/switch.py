@@ -57,8 +57,8 @@ def _blocks(side: str) -> dict[int, str]:
 
 
 def _derive(fields: Fields) -> dict[str, Any]:
-  """Returns the number of decoder layers, and the distance of layers with experts on each side, as transformers computes
-  it."""
+  """Returns the number of decoder layers, and the distance of layers with experts on each side,
+  as transformers computes it."""
   layers = {
     'encoder': fields['num_layers'],
     'decoder': fields['num_decoder_layers'] or fields['num_layers'],

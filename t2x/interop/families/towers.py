@@ -1,7 +1,7 @@
 """Two towers of images and texts: CLIP (`CLIPModel`) and SigLIP (`SiglipModel`).
 
-Texts of CLIP are padded after their end token, from which their vector is read: pass `tokens` with segments. Those of SigLIP
-are padded to the full length, and read with their padding.
+Texts of CLIP are padded after their end token, from which their vector is read: pass `tokens` with segments. Those of
+SigLIP are padded to the full length, and read with their padding.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,5 @@
-"""ViT: `ViTForImageClassification`, and `ViTModel` without its pooler; DeiT: `DeiTForImageClassificationWithTeacher` and
-`DeiTForImageClassification`."""
+"""ViT: `ViTForImageClassification`, and `ViTModel` without its pooler; DeiT: `DeiTForImageClassificationWithTeacher`
+and `DeiTForImageClassification`."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

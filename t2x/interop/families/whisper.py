@@ -26,8 +26,8 @@ Sinusoidal.exponent_shift = 1
 Decoder.encoding = @LearnedPositions
 LearnedPositions.max_length = {max_target_positions}
 """
-# Augmentation in training, token ids and settings of alignment do not change logits; `max_source_positions` limits the number of
-# frames in transformers only.
+# Augmentation in training, token ids and settings of alignment do not change logits; `max_source_positions` limits the
+# number of frames in transformers only.
 NO_EFFECT = """
 apply_spec_augment classifier_proj_size forced_decoder_ids mask_feature_length mask_feature_min_masks
 mask_feature_prob mask_time_length mask_time_min_masks mask_time_prob max_source_positions median_filter_width

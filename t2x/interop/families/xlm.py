@@ -1,4 +1,4 @@
-"""XLM. Languages are token types in t2x. If the input has no languages, XLM adds no vector, t2x the vector of language 0."""
+"""XLM. Languages are token types; without languages in the input XLM adds no vector, t2x that of language 0."""
 
 from typing import Any
 

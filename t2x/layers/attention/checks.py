@@ -32,8 +32,8 @@ def check_encoding(
     )
   if 'pattern' in reads and 'scores' in encoding.hooks:
     raise UserError(
-      f'{own} adds terms to the scores, which the steps of {type(scores).__name__} in {name} would leave out: use RoPE or '
-      'no encoding'
+      f'{own} adds terms to the scores, which the steps of {type(scores).__name__} in {name} would '
+      'leave out: use RoPE or no encoding'
     )
   if encoding.num_terms > 1 and 'scale' not in reads:
     raise UserError(

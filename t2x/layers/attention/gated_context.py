@@ -20,8 +20,8 @@ __all__ = ['GatedContext']
 
 
 class GatedContext(nnx.Module):
-  """Attention whose output is multiplied by the gate sigmoid(x W + b) of the query's token (Show, Attend and Tell: Xu et al.
-  2015, https://arxiv.org/abs/1502.03044, section 4.2.1): how much of the picture a word needs.
+  """Attention whose output is multiplied by the gate sigmoid(x W + b) of the query's token (Show, Attend and Tell: Xu
+  et al. 2015, https://arxiv.org/abs/1502.03044, section 4.2.1): how much of the picture a word needs.
 
   Args:
     d_model: width of the input and output.

@@ -165,7 +165,7 @@ class WholeRow(HeadProjections):
 
 
 def check_patterns(part: Any, call: Call, patterns: tuple[Pattern, ...]) -> bool:
-  """Returns whether the pattern is Causal(); raises UserError if it is not one of `patterns`, or the call has a source."""
+  """Returns whether the pattern is Causal(); raises UserError if it is not in `patterns`, or the call has a source."""
   check_no_source(part, call)
   if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
     raise UserError(

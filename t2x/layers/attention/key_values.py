@@ -1,5 +1,5 @@
-"""Keys and values of an attention layer, and what its cache holds of them: those of its own projections, a latent vector
-per token, or values that several key heads share."""
+"""Keys and values of an attention layer, and what its cache holds of them: those of its own projections, a latent
+vector per token, or values that several key heads share."""
 
 import dataclasses
 from collections.abc import Callable
@@ -107,8 +107,8 @@ class LatentKeyValues(nnx.Module):
   """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1): keys and values are
   projections of one latent vector per token, and a cache holds this vector and one rotated key for all heads.
 
-  With latent c = norm(x W_c) and rotated key r = rotate(x W_r), the key of head h is [r, c K_h] and its value c V_h. The
-  first `rotated_dim` features of the queries are rotated, too (the published weights have them last).
+  With latent c = norm(x W_c) and rotated key r = rotate(x W_r), the key of head h is [r, c K_h] and its value c V_h.
+  The first `rotated_dim` features of the queries are rotated, too (the published weights have them last).
 
   Args:
     d_model: width of the attention layer's input.
@@ -143,8 +143,8 @@ class LatentKeyValues(nnx.Module):
   ):
     if rotated_dim >= head_dim:
       raise UserError(
-        f'LatentKeyValues.rotated_dim = {rotated_dim} leaves no feature of a key to the latent vector: choose less than '
-        f'head_dim = {head_dim}'
+        f'LatentKeyValues.rotated_dim = {rotated_dim} leaves no feature of a key to the latent '
+        f'vector: choose less than head_dim = {head_dim}'
       )
     self.rotated_dim, self.shapes = rotated_dim, ((1, rotated_dim), (1, rank))
 
@@ -177,7 +177,8 @@ class LatentKeyValues(nnx.Module):
 
 
 class LowRankQueries(nnx.Module):
-  """Queries norm(x W_a) W_b with a narrow projection W_a (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.3).
+  """Queries norm(x W_a) W_b with a narrow projection W_a
+  (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.3).
 
   Args:
     d_model: width of the attention layer's input.

@@ -18,8 +18,9 @@ __all__ = ['PersistentMemory']
 class PersistentMemory(nnx.Module):
   """Learned keys and values of each head that every query sees beside those of tokens, in one softmax.
 
-  They have no position: no pattern, segment or position encoding applies to them, and no cache holds them. A norm of
-  keys applies. They are the memory key-values of x-transformers (`attn_num_mem_kv`); only dense attention supports them.
+  They have no position: no pattern, segment or position encoding applies to them, and no cache holds
+  them. A norm of keys applies. They are the memory key-values of x-transformers (`attn_num_mem_kv`); only
+  dense attention supports them.
 
   Args:
     num_kv_heads: number of key heads.

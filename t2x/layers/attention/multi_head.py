@@ -97,8 +97,8 @@ class MultiHeadAttention(nnx.Module):
     out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide
-      num_heads, several norms are set for queries or keys, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
+    UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide num_heads, several
+      norms are set for queries or keys, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
       setting is for projections that `key_values` replaces.
   """
 

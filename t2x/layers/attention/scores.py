@@ -1,4 +1,4 @@
-"""Attention scores of queries and keys: dot products, cosines, retrieval, talking heads, additive and bilinear scores."""
+"""Attention scores: dot products, cosines, retrieval, talking heads, additive and bilinear scores."""
 
 import math
 from collections.abc import Callable
@@ -118,14 +118,14 @@ class CosineScores(_PairScores):
 
 
 class HopfieldScores(_PairScores):
-  """Dot products of keys with a query that has retrieved a pattern from them (modern Hopfield network: Ramsauer et al. 2020,
-  https://arxiv.org/abs/2008.02217, equation 3).
+  """Dot products of keys with a query that has retrieved a pattern from them (modern Hopfield network: Ramsauer et al.
+  2020, https://arxiv.org/abs/2008.02217, equation 3).
 
-  A step replaces the query by softmax(scale q K') K over the keys that it sees; the attention layer applies the last step
-  to the values instead. One step is `DotProductScores`; with well separated keys and a large
+  A step replaces the query by softmax(scale q K') K over the keys that it sees; the attention layer applies the last
+  step to the values instead. One step is `DotProductScores`; with well separated keys and a large
   `MultiHeadAttention.scale` (the paper's beta), more steps approach one key. The number of steps is fixed, where the
-  authors' code stops when a query moves by less than a tolerance. Position encodings may rotate queries and keys; a bias of
-  the scores or a memory is refused.
+  authors' code stops when a query moves by less than a tolerance. Position encodings may rotate queries and keys; a
+  bias of the scores or a memory is refused.
 
   Args:
     num_steps: number of steps, including that of the attention layer.

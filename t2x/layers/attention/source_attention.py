@@ -127,7 +127,8 @@ class SourceAttention(_OneHead):
       )
     if use_bias and 'q' not in projections:
       raise UserError(
-        'SourceAttention.use_bias has no effect without a projection of queries: leave it out, or add "q" to projections'
+        'SourceAttention.use_bias has no effect without a projection of queries: leave it out, or '
+        'add "q" to projections'
       )
     self.q, self.k = (
       linear(init=kernel_init, use_bias=use_bias and name == 'q', rngs=rngs)

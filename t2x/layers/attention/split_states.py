@@ -1,5 +1,5 @@
-"""Key-value attention (Daniluk et al. 2017, https://arxiv.org/abs/1702.04521): each token is cut into parts for keys, values and
-the prediction, of which the states of a recurrent language model otherwise serve all three."""
+"""Key-value attention (Daniluk et al. 2017, https://arxiv.org/abs/1702.04521): each token is cut into parts for keys,
+values and the prediction, of which the states of a recurrent language model otherwise serve all three."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -53,9 +53,9 @@ class SplitQueries(nnx.Module):
 class SplitKeyValues(nnx.Module):
   """Keys that are projections of the first of equal parts of a token, and values that are the second part itself.
 
-  With `AdditiveScores`, `SplitQueries` and `PredictionHeads`, 1 part is the attention over the states of a language model in
-  the paper, 2 parts are its key-value attention, 3 parts its key-value-predict attention. With 1 part the values are the
-  token itself.
+  With `AdditiveScores`, `SplitQueries` and `PredictionHeads`, 1 part is the attention over the states of a language
+  model in the paper, 2 parts are its key-value attention, 3 parts its key-value-predict attention. With 1 part the
+  values are the token itself.
 
   Args:
     d_model: width of the attention layer's input.
@@ -110,8 +110,8 @@ class SplitKeyValues(nnx.Module):
 
 
 class PredictionHeads(nnx.Module):
-  """The outputs of all heads r, followed by the last of equal parts p of the query's token, so that the output projection
-  of the attention layer computes r W_r + p W_p.
+  """The outputs of all heads r, followed by the last of equal parts p of the query's token, so that the output
+  projection of the attention layer computes r W_r + p W_p.
 
   The paper applies a tanh to it, which `Activation` is.
 

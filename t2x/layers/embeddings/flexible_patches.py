@@ -19,8 +19,8 @@ def resample_patches(
 ) -> Float[Array, 'height width channels d_model']:
   """Resamples the kernel of a patch embedding to patches of height x width pixels, in float32.
 
-  The result is the least-squares solution w' of <B x, w'> = <x, w> for all patches x, (B^T)^+ w, where B resizes a patch
-  bilinearly (section 3.4 of the paper). For larger patches the equation holds exactly.
+  The result is the least-squares solution w' of <B x, w'> = <x, w> for all patches x, (B^T)^+ w, where B resizes a
+  patch bilinearly (section 3.4 of the paper). For larger patches the equation holds exactly.
 
   Args:
     kernel: products of the pixels of a patch, for each channel and feature.

@@ -17,7 +17,8 @@ class Input:
   """Describes an input array of a model.
 
   Attributes:
-    kind: 'ids' (token ids), 'image' (pixels), 'video' (pixels of frames), 'audio' (frames of features), 'series' (values over time) or 'boxes'.
+    kind: 'ids' (token ids), 'image' (pixels), 'video' (pixels of frames), 'audio' (frames of features), 'series'
+      (values over time) or 'boxes'.
     shape: shape of one example; None for sizes that may differ.
     dtype: dtype of the array.
     max_length: maximum length in tokens; None: unlimited.

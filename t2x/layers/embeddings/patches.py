@@ -82,7 +82,8 @@ class GridEmbedding(nnx.Module):
 
     Args:
       inputs: pixels.
-      tokens: metadata of the class token, the registers and the patches, to which the grid is added; None: `Tokens.row`.
+      tokens: metadata of the class token, the registers and the patches, to which the grid
+        is added; None: `Tokens.row`.
 
     Raises:
       UserError: a side is not a multiple of that of a patch, or the number of channels or of `tokens` does not match.

@@ -1,5 +1,5 @@
-"""Embeddings of time series: patches of one channel (PatchTST, https://arxiv.org/abs/2211.14730); convolutions of values and tables
-of calendars (Informer, https://arxiv.org/abs/2012.07436)."""
+"""Embeddings of time series: patches of one channel (PatchTST, https://arxiv.org/abs/2211.14730); convolutions of
+values and tables of calendars (Informer, https://arxiv.org/abs/2012.07436)."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -30,8 +30,8 @@ __all__ = [
 
 
 class SeriesPatches(nnx.Module):
-  """Embeds patches of consecutive values of one channel by a linear layer. The last patch ends with the last value; values before
-  the first whole patch are not read.
+  """Embeds patches of consecutive values of one channel by a linear layer. The last patch ends with the last value;
+  values before the first whole patch are not read.
 
   Args:
     d_model: width of the tokens.

@@ -1,5 +1,5 @@
-"""Balances the experts of a mixture and keeps the scores of its router small: auxiliary losses, and a bias that follows the
-load without a loss."""
+"""Balances the experts of a mixture and keeps the scores of its router small: auxiliary losses, and a bias that follows
+the load without a loss."""
 
 import dataclasses
 from typing import Protocol, runtime_checkable
@@ -117,8 +117,9 @@ class RowBalance(RouterLoss):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchBalance(RouterLoss):
-  """'batch_balance': the loss of `RowBalance` with shares and mean probabilities of all tokens of the batch, so that rows
-  may use different experts (https://arxiv.org/abs/2501.11873). Refused if a step splits the batch into micro-batches.
+  """'batch_balance': the loss of `RowBalance` with shares and mean probabilities of all tokens of the
+  batch, so that rows may use different experts (https://arxiv.org/abs/2501.11873). Refused if a step splits
+  the batch into micro-batches.
 
   Attributes:
     coefficient: factor of the loss.
@@ -167,8 +168,8 @@ class LoadRule(Rule):
 
 
 class LoadBias(nnx.Module):
-  """A bias of each expert that is added to the affinities for the choice of experts, not for their weights, and that the
-  load moves without a loss (https://arxiv.org/abs/2408.15664; DeepSeek-V3, https://arxiv.org/abs/2412.19437).
+  """A bias of each expert that is added to the affinities for the choice of experts, not for their weights, and that
+  the load moves without a loss (https://arxiv.org/abs/2408.15664; DeepSeek-V3, https://arxiv.org/abs/2412.19437).
 
   The load of an expert is the number of tokens of a step, over all micro-batches and devices, that choose it.
 

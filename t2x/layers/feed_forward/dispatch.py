@@ -122,9 +122,9 @@ class Capacity(Dispatch):
   """Gives each expert the same number of slots in each row (https://arxiv.org/abs/2006.16668).
 
   An expert processes at most factor * choices * length / num_experts tokens of a row, rounded up, or a fixed number of
-  tokens. Tokens take slots in the order of the row, each with all of its choices before the next token, so that later tokens change no
-  earlier ones. A choice without a slot is dropped: it adds 0, and only the residual stream carries the token.
-  Examples packed into a row share its slots. In generation the number of slots follows from the length of each
+  tokens. Tokens take slots in the order of the row, each with all of its choices before the next token, so that later
+  tokens change no earlier ones. A choice without a slot is dropped: it adds 0, and only the residual stream carries the
+  token. Examples packed into a row share its slots. In generation the number of slots follows from the length of each
   call, so that a single new token is never dropped; with factor >= num_experts / choices nothing is dropped.
 
   Returns the metric 'dropped_tokens', the fraction of choices that were dropped.
@@ -187,8 +187,8 @@ class Capacity(Dispatch):
 
 
 class CapacityByChoice(Capacity):
-  """Capacity whose slots are taken by the first choices of all tokens of a row, then by the second choices, and so on, as
-  in GShard and V-MoE, so that first choices are dropped last. Later tokens take slots of earlier ones."""
+  """Capacity whose slots are taken by the first choices of all tokens of a row, then by the second choices, and so on,
+  as in GShard and V-MoE, so that first choices are dropped last. Later tokens take slots of earlier ones."""
 
   is_causal = False
 

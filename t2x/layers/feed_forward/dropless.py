@@ -33,10 +33,10 @@ class Dropless(Dispatch):
   they have places for the case that all choices are theirs.
 
   With `room` an expert processes at most room * choices / num_experts of the choices of the rows of a device, rounded
-  up; devices that split the experts count the rows of all of them. The choices take places in the order of the rows, each
-  row in its own order, and those without a place add 0, as in `Capacity`: what a row is mapped to depends on the rows before
-  it, so that a step which splits the batch into micro-batches is refused. A call with one token per row, as in generation,
-  has places for all. Returns the metric 'dropped_tokens', the fraction of choices without a place.
+  up; devices that split the experts count the rows of all of them. The choices take places in the order of the rows,
+  each row in its own order, and those without a place add 0, as in `Capacity`: what a row is mapped to depends on the
+  rows before it, so that a step which splits the batch into micro-batches is refused. A call with one token per row, as
+  in generation, has places for all. Returns the metric 'dropped_tokens', the fraction of choices without a place.
 
   An auxiliary loss of the experts is shared equally by the rows of the batch.
 
@@ -54,7 +54,8 @@ class Dropless(Dispatch):
   def __call__(self, experts, x, routing):
     if others := sorted(set(mesh_axes('experts')) - set(mesh_axes('batch'))):
       raise UserError(
-        f'Dropless: the mesh axis {others[0]} splits the experts but not the batch: give the logical axis experts an axis of '
+        f'Dropless: the mesh axis {others[0]} splits the experts but not the batch: give the '
+        'logical axis experts an axis of '
         'the logical axis batch in Mesh.rules and Mesh.activation_rules, or use Capacity'
       )
     if self.room is not None:

@@ -43,8 +43,8 @@ class MixtureOfExperts(FeedForward):
   'busiest_expert' and 'unused_experts' of `load_metrics`. Can record 'load', [batch, experts]: how many tokens of each
   row chose each expert, dropped ones included.
 
-  A router or a dispatch in which later tokens change earlier ones (`is_causal` is False) needs the pattern Full(): it is
-  refused in a decoder. A dispatch in which earlier tokens of the row change later ones is refused with `Ordered`.
+  A router or a dispatch in which later tokens change earlier ones (`is_causal` is False) needs the pattern Full(): it
+  is refused in a decoder. A dispatch in which earlier tokens of the row change later ones is refused with `Ordered`.
 
   Args:
     d_model: width of the input and output.
@@ -118,8 +118,8 @@ class MixtureOfExperts(FeedForward):
 
 
 class SwitchFeedForward(MixtureOfExperts):
-  """Mixture of MLPs without biases, of which the one with the highest router probability p processes a token; its output is
-  multiplied by p (Switch Transformer, https://arxiv.org/abs/2101.03961).
+  """Mixture of MLPs without biases, of which the one with the highest router probability p processes a token; its
+  output is multiplied by p (Switch Transformer, https://arxiv.org/abs/2101.03961).
 
   Args:
     d_model: width of the input and output.

@@ -1,5 +1,5 @@
-"""PowerNorm (Shen et al. 2020, https://arxiv.org/abs/2003.07845): running mean squares of each feature in the forward pass, and
-a running correction of the gradient in the backward pass."""
+"""PowerNorm (Shen et al. 2020, https://arxiv.org/abs/2003.07845): running mean squares of each feature in the forward
+pass, and a running correction of the gradient in the backward pass."""
 
 import dataclasses
 import functools
@@ -49,11 +49,12 @@ class PowerNorm(FeedForward):
   """PowerNorm: scale * z + bias with z = y / sqrt(m + epsilon), where m is a running mean of y^2 over tokens and y is x
   divided by its root mean square over each group of features.
 
-  The gradient of y is (g - n z) / sqrt(m + epsilon) with the gradient g of z and a running mean n of g z. Both means, of
-  each feature, are those before the step: no output depends on other tokens or rows, and micro-batches and devices change
-  nothing. A rule moves them once per step, by sums over all tokens of the step without padding. Evaluation uses them as they
-  are. The authors' code uses the mean square of the batch in the first 10,000 steps, and later in the gradient, where a
-  token depends on later ones; here it starts from m = 1, which the groups make its mean over features.
+  The gradient of y is (g - n z) / sqrt(m + epsilon) with the gradient g of z and a running mean n of g z. Both
+  means, of each feature, are those before the step: no output depends on other tokens or rows, and micro-batches and
+  devices change nothing. A rule moves them once per step, by sums over all tokens of the step without padding.
+  Evaluation uses them as they are. The authors' code uses the mean square of the batch in the first 10,000 steps,
+  and later in the gradient, where a token depends on later ones; here it starts from m = 1, which the groups make
+  its mean over features.
 
   It is a sublayer, as it reads which tokens are padding: with the wiring `Plain` it follows a residual connection
   (`SublayerBlock`), and in `Sequential` it precedes a sublayer.

@@ -1,5 +1,5 @@
-"""The Attention Free Transformer (Zhai et al. 2021, https://arxiv.org/abs/2105.14103): each feature is an average of its
-values, weighted by exponentials of keys and learned position biases."""
+"""The Attention Free Transformer (Zhai et al. 2021, https://arxiv.org/abs/2105.14103): each feature is an average of
+its values, weighted by exponentials of keys and learned position biases."""
 
 import dataclasses
 from collections.abc import Callable

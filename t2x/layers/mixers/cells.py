@@ -199,8 +199,8 @@ class LSTMCell(Cell):
 
 
 class StackedCells(nnx.Module):
-  """Several cells in one step of a decoder: each reads the output of the one below, and the lowest the token and what is
-  fed back. The state has the vectors of the highest cell first.
+  """Several cells in one step of a decoder: each reads the output of the one below, and the lowest the token and what
+  is fed back. The state has the vectors of the highest cell first.
 
   Args:
     d_model: width of the input and of each vector of the state.

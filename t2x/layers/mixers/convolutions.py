@@ -171,8 +171,8 @@ class DynamicConvolution(_Convolution):
 
 
 class GatedConvolution(nnx.Module):
-  """Convolution over all features and a gated linear unit: a * sigmoid(b), where each token's [a, b] is a linear function
-  of it and its neighbours (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.2).
+  """Convolution over all features and a gated linear unit: a * sigmoid(b), where each token's [a, b] is a linear
+  function of it and its neighbours (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.2).
 
   Which neighbours contribute is decided as in `LightweightConvolution`. Layers whose dilations are 1, 2, 4, ... reach
   exponentially many tokens (ByteNet, https://arxiv.org/abs/1610.10099).

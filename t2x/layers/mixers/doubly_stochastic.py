@@ -18,12 +18,12 @@ __all__ = ['DoublyStochastic']
 
 
 class DoublyStochastic(nnx.Module):
-  """A sublayer with the penalty of doubly stochastic attention (Xu et al. 2015, https://arxiv.org/abs/1502.03044, equation
-  14): weight * mean over source tokens i of (1 - the sum over target tokens t of a_ti)^2, and mean over heads.
+  """A sublayer with the penalty of doubly stochastic attention (Xu et al. 2015, https://arxiv.org/abs/1502.03044,
+  equation 14): weight * mean over source tokens i of (1 - the sum over target tokens t of a_ti)^2, and mean over heads.
 
-  Attention to each token of the source then adds up to about 1 over the target. The paper sums over source tokens, which is
-  the weight times their number. The train step adds the penalty to the loss; generation computes none. Its metric
-  `read` is the mean deviation |1 - sum|.
+  Attention to each token of the source then adds up to about 1 over the target. The paper sums over source tokens,
+  which is the weight times their number. The train step adds the penalty to the loss; generation computes none. Its
+  metric `read` is the mean deviation |1 - sum|.
 
   Args:
     d_model: width of the input and output.

@@ -1,5 +1,5 @@
-"""Fast weights (Schlag et al. 2021, https://arxiv.org/abs/2102.11174): linear attention whose state is corrected by the delta
-rule."""
+"""Fast weights (Schlag et al. 2021, https://arxiv.org/abs/2102.11174): linear attention whose state is corrected
+by the delta rule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +31,8 @@ class FastWeights(HeadProjections):
   """Fast weights with the delta rule: W_t = W_{t-1} + beta_t (v_t - W_{t-1} f(k_t)) f(k_t)', with the output
   W_t f(q_t) / sqrt(head_dim).
 
-  f divides the features of a query or key by their sum, without which the weights grow (section 4.2), and
-  beta = sigmoid(x w) is one number per head. `GatedDeltaNet` adds decay, convolution, norm and gate. The pattern must be
+  f divides the features of a query or key by their sum, without which the weights grow (section 4.2), and beta =
+  sigmoid(x w) is one number per head. `GatedDeltaNet` adds decay, convolution, norm and gate. The pattern must be
   Causal(), tokens must be in the order of their positions, and the tokens of a segment must be contiguous except for
   padding. Decoding caches the weights; time is linear in the length.
 

@@ -1,5 +1,6 @@
-"""Feature maps of linear attention: elu + 1, the products of DPFP (Schlag et al. 2021, https://arxiv.org/abs/2102.11174),
-and the random features of Performer (Choromanski et al. 2020, https://arxiv.org/abs/2009.14794)."""
+"""Feature maps of linear attention: elu + 1, the products of DPFP (Schlag et al.
+2021, https://arxiv.org/abs/2102.11174), and the random features of Performer
+(Choromanski et al. 2020, https://arxiv.org/abs/2009.14794)."""
 
 import abc
 import dataclasses
@@ -99,7 +100,8 @@ class DPFP(nnx.Module):
   def __init__(self, head_dim: Size, *, num_shifts: Size = 1, rngs: nnx.Rngs):
     if num_shifts >= 2 * head_dim:
       raise UserError(
-        f'DPFP.num_shifts = {num_shifts} repeats products of the {2 * head_dim} elements: choose less than {2 * head_dim}'
+        f'DPFP.num_shifts = {num_shifts} repeats products of the {2 * head_dim} elements: choose '
+        f'less than {2 * head_dim}'
       )
     self.num_shifts = num_shifts
     self.num_features = 2 * num_shifts * head_dim

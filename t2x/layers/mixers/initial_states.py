@@ -71,8 +71,8 @@ class LastVector(InitialState):
 
 
 class FinalVectors(LastVector):
-  """As `LastVector` for an encoder in both directions: the second half of s, which is of the backward direction, is that
-  of the first token, where this direction ends. For the arguments see `LastVector`."""
+  """As `LastVector` for an encoder in both directions: the second half of s, which is of the backward direction, is
+  that of the first token, where this direction ends. For the arguments see `LastVector`."""
 
   def vector(self, source, is_own):
     first = jnp.argmax(is_own, axis=-1)
@@ -82,8 +82,8 @@ class FinalVectors(LastVector):
 
 
 class MeanVectors(InitialState):
-  """Initial state from the mean s of the source: activation(W s + b), with W and b of each vector of the state (Xu et al.
-  2015, https://arxiv.org/abs/1502.03044, section 3.1.2).
+  """Initial state from the mean s of the source: activation(W s + b), with W and b of each vector of the state (Xu et
+  al. 2015, https://arxiv.org/abs/1502.03044, section 3.1.2).
 
   Args:
     d_model: width of the source and of the state.
@@ -124,7 +124,8 @@ class FinalStates(InitialState):
   """Initial state of each layer of a decoder from the same layer of a recurrent encoder: all vectors of its state, such
   as h and c of an LSTM (Sutskever et al. 2014, https://arxiv.org/abs/1409.3215, and fairseq's LSTMModel).
 
-  `Recurrent` layers of an encoder record their states; the decoder has the same number of cells of the same kind (`StackedCells`).
+  `Recurrent` layers of an encoder record their states; the decoder has the same number of cells of
+  the same kind (`StackedCells`).
 
   Args:
     d_model: width of the encoder and of the state.

@@ -59,12 +59,12 @@ class MemoryCompressedAttention(HeadProjections):
   """Attention from each token to blocks of `ratio` tokens, whose keys and values are strided convolutions of
   those of their tokens, and to a learned null key and value.
 
-  Under Causal() a token sees the complete blocks that end at it or before it, and before the end of the first
-  block only the null key. Under Full() it sees all blocks; zeros complete the last. Blocks start at position 0
-  of a row, which must be one segment with positions from 0 (`Tokens.row`); the package
-  memory-compressed-attention counts them from the end of the row instead, so that the length of a row changes the
-  blocks of its first tokens, and a cache cannot hold them. Both agree if `ratio` divides the length. Scores and keys are `ratio` times
-  fewer than in MultiHeadAttention, and so are the keys and values in a cache.
+  Under Causal() a token sees the complete blocks that end at it or before it, and before the end of the first block
+  only the null key. Under Full() it sees all blocks; zeros complete the last. Blocks start at position 0 of a row,
+  which must be one segment with positions from 0 (`Tokens.row`); the package memory-compressed-attention counts them
+  from the end of the row instead, so that the length of a row changes the blocks of its first tokens, and a cache
+  cannot hold them. Both agree if `ratio` divides the length. Scores and keys are `ratio` times fewer than in
+  MultiHeadAttention, and so are the keys and values in a cache.
 
   Args:
     ratio: tokens per block, the size and stride of the convolutions.

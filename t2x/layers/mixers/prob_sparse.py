@@ -17,12 +17,12 @@ __all__ = ['ProbSparseAttention']
 
 
 class ProbSparseAttention(WholeRow):
-  """Self-attention of u = min(length, factor * ceil(ln(length + 1))) queries of each head; all other queries output the mean of
-  the values.
+  """Self-attention of u = min(length, factor * ceil(ln(length + 1))) queries of each head; all other queries output the
+  mean of the values.
 
-  The queries with the largest M = max over keys of the scores - their mean attend. M is measured with all keys, whose scores take
-  time quadratic in the length; the authors' code draws a sample of keys. Each token attends to all tokens of its row; see
-  `WholeRow`.
+  The queries with the largest M = max over keys of the scores - their mean attend. M is measured with all keys, whose
+  scores take time quadratic in the length; the authors' code draws a sample of keys. Each token attends to all tokens
+  of its row; see `WholeRow`.
 
   Args:
     factor: see above.

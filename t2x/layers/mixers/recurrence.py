@@ -141,7 +141,7 @@ def constant(logs: None, start: Array | None, masks: Masks) -> Factors:
 
 
 def decayed(logs: Float[Array, 'batch chunk heads'], start: Array | None, masks: Masks) -> Factors:
-  """Returns the factors of a state that decays; `logs` are the sums of the logarithms of decays since the chunk began."""
+  """Returns the factors of a state that decays; `logs` are sums of the logarithms of decays since the chunk began."""
   total = logs.swapaxes(1, 2)
   end = logs[:, -1]
   return Factors(

@@ -131,8 +131,8 @@ class Recurrent(nnx.Module):
     """Applies the cells to the tokens of `x`, after those of the cache."""
     if call.pattern.offsets() != self.pattern.offsets():
       raise UserError(
-        f'Recurrent was built for the pattern {self.pattern} and received {call.pattern}: set the pattern of its body or '
-        'block when they are built'
+        f'Recurrent was built for the pattern {self.pattern} and received {call.pattern}: set the '
+        'pattern of its body or block when they are built'
       )
     mask = jnp.ones((len(x), 1, x.shape[2]), x.dtype)
     x = x * dropout(mask, self.input_dropout, named_key(call.key, 'input_dropout'))

@@ -209,8 +209,8 @@ class StateBeforeDecoder(RecurrentDecoder):
   https://arxiv.org/abs/1409.0473, section 3.1).
 
   A step computes the context with the state h before it as the query, and then the new state from the token and the
-  context. The paper's output is `MaxoutOutput`. With `FixedVector` as its attention it is the decoder of Cho et al. 2014
-  (https://arxiv.org/abs/1406.1078). For the arguments see `RecurrentDecoder`.
+  context. The paper's output is `MaxoutOutput`. With `FixedVector` as its attention it is the decoder of Cho et al.
+  2014 (https://arxiv.org/abs/1406.1078). For the arguments see `RecurrentDecoder`.
   """
 
   def _advance(self, cell, fed, before, attend):

@@ -61,8 +61,8 @@ class TanhOutput(StepOutput, Linear):
 
 
 class MaxoutOutput(StepOutput, Linear):
-  """Output max(U h + V x + C context + b) over pieces (Goodfellow et al. 2013, https://arxiv.org/abs/1302.4389), the deep
-  output of Cho et al. 2014 (https://arxiv.org/abs/1406.1078, appendix A.1.2) and of Bahdanau et al. 2014
+  """Output max(U h + V x + C context + b) over pieces (Goodfellow et al. 2013, https://arxiv.org/abs/1302.4389), the
+  deep output of Cho et al. 2014 (https://arxiv.org/abs/1406.1078, appendix A.1.2) and of Bahdanau et al. 2014
   (https://arxiv.org/abs/1409.0473, appendix A.2.2, which prints the state before the step as h).
 
   Args:

@@ -48,8 +48,8 @@ class _FixedLength(nnx.Module):
   ) -> NoReturn:
     """Raises UserError: all tokens of a row are mixed at once."""
     raise UserError(
-      f'{type(self).__name__} mixes all tokens of a row at once and cannot decode token by token: leave out evaluations '
-      'that generate, or use MultiHeadAttention'
+      f'{type(self).__name__} mixes all tokens of a row at once and cannot decode token by token: '
+      'leave out evaluations that generate, or use MultiHeadAttention'
     )
 
   def mix(self, x: Hidden, tokens: Tokens, is_causal: bool) -> Hidden:
@@ -115,8 +115,8 @@ class SpatialGating(_FixedLength):
   """MLP whose hidden features are gated by other tokens: (u * (W norm(v) + b)) W_down with
   [u, v] = activation(x W_up), where W is a matrix over positions (gMLP, section 2.1).
 
-  It replaces both sublayers of a block: use a `SublayerBlock` with this sublayer only. Under Causal() the part of W above the
-  diagonal is not used.
+  It replaces both sublayers of a block: use a `SublayerBlock` with this sublayer only. Under Causal() the part of W
+  above the diagonal is not used.
 
   Args:
     d_model: width of the input and output.

@@ -59,8 +59,8 @@ class Pattern(abc.ABC):
   def period(self) -> tuple[int, int] | None:
     """(period, start) of a periodic pattern; None: unknown.
 
-    From position `start` on, adding the period to the positions of query and key does not change the predicate, for tokens
-    without marks.
+    From position `start` on, adding the period to the positions of query and key does not change the predicate,
+    for tokens without marks.
     """
     return (1, 0) if self.relative else None
 

@@ -13,8 +13,8 @@ __all__ = ['GridWindow']
 
 @dataclasses.dataclass(frozen=True)
 class GridWindow(Pattern):
-  """Every query sees the keys of the rows and columns within `radius` of its own, and the tokens before the grid (class token,
-  registers); those see all tokens.
+  """Every query sees the keys of the rows and columns within `radius` of its own, and the tokens before the grid (class
+  token, registers); those see all tokens.
 
   `GridWindow(2) | Marked('global')` and more registers add global tokens. The grid is that of `Tokens.grid`, which
   `PatchEmbedding` sets.

@@ -15,8 +15,8 @@ __all__ = ['CombinedPositions']
 
 
 class CombinedPositions(PositionEncoding):
-  """Applies several position encodings: their vectors, scores and values are added, and their rotations applied in turn,
-  such as learned positions with the bias of T5.
+  """Applies several position encodings: their vectors, scores and values are added, and their rotations applied in
+  turn, such as learned positions with the bias of T5.
 
   Args:
     d_model: width of the tokens.

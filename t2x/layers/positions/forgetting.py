@@ -1,5 +1,5 @@
-"""Forgetting attention (Lin et al. 2025, https://arxiv.org/abs/2503.02130): a learned gate of each token lowers the scores
-of all earlier tokens."""
+"""Forgetting attention (Lin et al. 2025, https://arxiv.org/abs/2503.02130): a learned gate of each token lowers the
+scores of all earlier tokens."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ class ForgetGate(PositionEncoding):
   """Adds the logarithms of the forget gates between a key and a query to their score: token t has the gate
   f_t = sigmoid(x_t w + b) for each head, and query i adds log f_(j+1) + ... + log f_i to its score of key j.
 
-  x is the input of the attention, so each layer has its own gates: bind it to `Block.encoding`. Keys after the query, which
-  a causal pattern hides, get no term. The full matrix of scores is kept in memory.
+  x is the input of the attention, so each layer has its own gates: bind it to `Block.encoding`. Keys after the query,
+  which a causal pattern hides, get no term. The full matrix of scores is kept in memory.
 
   Args:
     d_model: width of the tokens.

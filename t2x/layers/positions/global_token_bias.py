@@ -17,12 +17,13 @@ __all__ = ['GlobalTokenBias']
 
 
 class GlobalTokenBias(T5Bias):
-  """Learned bias on the scores for each head, by the kind of the pair: one for a long token that sees a global token, one
-  for a global token that sees a long token, one for two global tokens, and `T5Bias` by distance for two long tokens.
+  """Learned bias on the scores for each head, by the kind of the pair: one for a long token that sees a
+  global token, one for a global token that sees a long token, one for two global tokens, and `T5Bias` by
+  distance for two long tokens.
 
-  `GlobalTokens` prepends the global tokens; they have no distance to the tokens of the text. ETC has a label
-  for each of these kinds too, but as vectors that are added to keys (as in `ShawPositions`), which needs the full matrix
-  of scores; a bias can be computed in blocks. All layers share the table.
+  `GlobalTokens` prepends the global tokens; they have no distance to the tokens of the text. ETC has a label for each
+  of these kinds too, but as vectors that are added to keys (as in `ShawPositions`), which needs the full matrix of
+  scores; a bias can be computed in blocks. All layers share the table.
 
   Args:
     num_heads: number of heads of the attention.

@@ -79,8 +79,8 @@ class SinusoidalGrid(PositionEncoding):
 
 
 class ScaledSinusoidalGrid(SinusoidalGrid):
-  """Fixed sines and cosines of row and column from 0 to 2 pi over the image, whatever its grid, so that a place has about the
-  same vector in images of all sizes (DETR, https://arxiv.org/abs/2005.12872).
+  """Fixed sines and cosines of row and column from 0 to 2 pi over the image, whatever its grid, so that a place has
+  about the same vector in images of all sizes (DETR, https://arxiv.org/abs/2005.12872).
 
   Half of the features encode the row and half the column, with sine and cosine of a frequency side by side.
 
@@ -103,7 +103,7 @@ class ScaledSinusoidalGrid(SinusoidalGrid):
     )
 
   def vectors(self, grid, size):
-    """Returns the vectors of a grid. The last row and column are at 2 pi, up to the constant 1e-6 of the published code."""
+    """Returns the vectors of a grid. The last row and column are at 2 pi, up to the published code's 1e-6."""
     divisors = self.max_wavelength ** (np.arange(size // 4) / (size // 4))
     places = (
       2 * math.pi * (place + 1) / (length + 1e-6)
@@ -144,7 +144,8 @@ class GridBias(PositionEncoding):
     """Returns the bias of the offset query - key.
 
     Raises:
-      UserError: the tokens are not those of a grid of at most `height` rows and `width` columns, without others before it.
+      UserError: the tokens are not those of a grid of at most `height` rows and `width` columns,
+        without others before it.
     """
     grid = q_tokens.grid
     fits = grid is not None and len(grid) == 2 and grid[0] <= self.height and grid[1] <= self.width
@@ -166,9 +167,9 @@ class GridBias(PositionEncoding):
 
 
 class LogGridBias(GridBias):
-  """Bias of each head and offset by an MLP of the offset on a logarithmic scale: 16 sigmoid(W_down relu(W_up o + b)) with
-  o = sign(d) log2(1 + 8 |d|) / 3, where d is the offset of rows and columns divided by the largest of each (Swin v2,
-  https://arxiv.org/abs/2111.09883, section 3.3).
+  """Bias of each head and offset by an MLP of the offset on a logarithmic scale: 16 sigmoid(W_down relu(W_up o + b))
+  with o = sign(d) log2(1 + 8 |d|) / 3, where d is the offset of rows and columns divided by the largest of each (Swin
+  v2, https://arxiv.org/abs/2111.09883, section 3.3).
 
   Args:
     d_model: not used.
@@ -206,11 +207,11 @@ class LogGridBias(GridBias):
 
 
 class QuadraticGridBias(PositionEncoding):
-  """Bias -s |d - c|^2 on the scores, where d is the offset key - query in rows and columns, with a learned centre c and sharpness s
-  of each head (Cordonnier et al. 2020, https://arxiv.org/abs/1911.03584, section 3).
+  """Bias -s |d - c|^2 on the scores, where d is the offset key - query in rows and columns, with a learned centre c and
+  sharpness s of each head (Cordonnier et al. 2020, https://arxiv.org/abs/1911.03584, section 3).
 
-  With only this bias as scores, K^2 heads with the centres of a K x K kernel become a convolution as s grows; a centre beyond
-  the edge of the grid selects the nearest patch instead of a zero.
+  With only this bias as scores, K^2 heads with the centres of a K x K kernel become a convolution as s grows; a centre
+  beyond the edge of the grid selects the nearest patch instead of a zero.
 
   Args:
     num_heads: number of heads of the attention.
@@ -260,9 +261,9 @@ class GridRoPE(PositionEncoding):
   patch, the other half by its column (DINOv3, https://arxiv.org/abs/2508.10104; RoPE-ViT,
   https://arxiv.org/abs/2403.13298).
 
-  The coordinates are those of the centres of the patches, from -1 to 1 over the image, so that a larger image of the same
-  scene has the same angles. Pair j of head_dim / 4 for each coordinate c is rotated by 2 pi c base^(-j / (head_dim / 4)).
-  Tokens before the grid (class token, registers) are not rotated.
+  The coordinates are those of the centres of the patches, from -1 to 1 over the image, so that a larger image of the
+  same scene has the same angles. Pair j of head_dim / 4 for each coordinate c is rotated by 2 pi c base^(-j / (head_dim
+  / 4)). Tokens before the grid (class token, registers) are not rotated.
 
   Args:
     base: ratio of the highest frequency to the lowest, about.

@@ -34,8 +34,8 @@ class LearnedGrid(PositionEncoding):
     d_model: width of the tokens.
     height: number of rows of the trained grid, in patches.
     width: number of columns of the trained grid, in patches.
-    frames: number of frames of the trained grid, in tubelets. None: tokens of an image, or of a video whose frames have the
-      same vectors; `LearnedFrames` adds vectors of the frames.
+    frames: number of frames of the trained grid, in tubelets. None: tokens of an image, or of a video whose frames have
+      the same vectors; `LearnedFrames` adds vectors of the frames.
     num_extra: number of tokens before the patches that have a vector, the first ones (the class token). Others, such
       as registers, have none.
     interpolation: how the table is resized for another grid; 'linear' in FlexiViT.
@@ -94,8 +94,8 @@ def _log_resizing(old: tuple[int, ...], new: tuple[int, ...]) -> None:
 
 
 class LearnedFrames(PositionEncoding):
-  """Learned vectors of the frames of a video, added to all tokens of a frame; tokens before the grid have none (TimeSformer,
-  https://arxiv.org/abs/2102.05095, equation 1 in the authors' code).
+  """Learned vectors of the frames of a video, added to all tokens of a frame; tokens before the grid have none
+  (TimeSformer, https://arxiv.org/abs/2102.05095, equation 1 in the authors' code).
 
   Args:
     d_model: width of the tokens.
@@ -147,7 +147,7 @@ def resize_grid(
 
 
 def grid_sides(x: Array, tokens: Tokens, num_extra: int, name: str, axes: int) -> tuple[int, ...]:
-  """Returns the sides of the tokens' grid; raises UserError if it has another number of axes, or if `x` has other tokens."""
+  """Returns the sides of the tokens' grid; raises UserError if its number of axes differs, or `x` has other tokens."""
   if tokens.grid is None or len(tokens.grid) != axes:
     needs = 'rows and columns' if axes == 2 else 'frames, rows and columns'
     part = 'PatchEmbedding' if axes == 2 else 'Tubelets'

@@ -113,8 +113,8 @@ class XLPositions(PositionEncoding):
 
 
 class FunnelPositions(XLPositions):
-  """Relative positions of the Funnel-Transformer: those of Transformer-XL, and terms (q_i + w) s' of the relation of two
-  tokens, where s is one vector if both are in the same text of a pair and another otherwise
+  """Relative positions of the Funnel-Transformer: those of Transformer-XL, and terms (q_i + w) s' of the relation of
+  two tokens, where s is one vector if both are in the same text of a pair and another otherwise
   (https://arxiv.org/abs/2006.03236, appendix A.2). Pairs with the first token (the class token) have neither term.
 
   Args:

@@ -1,5 +1,6 @@
-"""Mixing along some axes of a grid of tokens: divided and factorised attention of videos (TimeSformer: Bertasius et al. 2021,
-https://arxiv.org/abs/2102.05095; ViViT: Arnab et al. 2021, https://arxiv.org/abs/2103.15691), and means over axes."""
+"""Mixing along some axes of a grid of tokens: divided and factorised attention of videos (TimeSformer:
+Bertasius et al. 2021, https://arxiv.org/abs/2102.05095; ViViT: Arnab et al. 2021,
+https://arxiv.org/abs/2103.15691), and means over axes."""
 
 import itertools
 import math
@@ -24,12 +25,12 @@ __all__ = ['AlongAxes', 'MeanOverAxes']
 
 
 class AlongAxes(MixerOfParts):
-  """Applies a token mixer along some axes of the grid that the tokens fill: tokens that differ in no other axis are a row of the
-  mixer, such as those of one frame (axes 1 and 2 of a video) or those of one place in all frames (axis 0).
+  """Applies a token mixer along some axes of the grid that the tokens fill: tokens that differ in no other axis are a
+  row of the mixer, such as those of one frame (axes 1 and 2 of a video) or those of one place in all frames (axis 0).
 
-  Tokens before the grid (the class token) are the first ones of every row, and receive the mean of their results over all rows
-  (TimeSformer's attention over space), or they are in no row and their result is 0 (over time). The rows of the mixer have the
-  grid of the axes.
+  Tokens before the grid (the class token) are the first ones of every row, and receive the mean of their results over
+  all rows (TimeSformer's attention over space), or they are in no row and their result is 0 (over time). The rows of
+  the mixer have the grid of the axes.
 
   Args:
     d_model: width of the input and output.
@@ -38,8 +39,8 @@ class AlongAxes(MixerOfParts):
     with_extra: whether tokens before the grid are in the rows.
 
   Raises:
-    UserError: `axes` are not ascending, or the mixer reads extras; when called, tokens do not fill a grid with these axes or
-      are packed, the pattern is not Full(), or `with_extra` is False and no tokens are before the grid.
+    UserError: `axes` are not ascending, or the mixer reads extras; when called, tokens do not fill a grid with these
+      axes or are packed, the pattern is not Full(), or `with_extra` is False and no tokens are before the grid.
   """
 
   def __init__(
@@ -92,15 +93,16 @@ class AlongAxes(MixerOfParts):
 
 
 class MeanOverAxes(nnx.Module):
-  """Averages the tokens of a grid over some axes, such as those of a frame before the temporal encoder of ViViT's second model
-  (https://arxiv.org/abs/2103.15691, section 3.3).
+  """Averages the tokens of a grid over some axes, such as those of a frame before the temporal encoder of ViViT's
+  second model (https://arxiv.org/abs/2103.15691, section 3.3).
 
   Args:
     d_model: width of the tokens, which does not change.
     axes: the axes, from 0, in ascending order.
 
   Raises:
-    UserError: `axes` are not ascending; when called, tokens do not fill a grid with these axes and others, or have other metadata.
+    UserError: `axes` are not ascending; when called, tokens do not fill a grid with these axes and others,
+      or have other metadata.
   """
 
   implements = (Merge,)
@@ -143,8 +145,8 @@ def check_axes(part: Any, grid: tuple[int, ...]) -> None:
   """Raises UserError if the grid lacks an axis."""
   if part.axes[-1] >= len(grid):
     raise UserError(
-      f'{type(part).__name__}.axes = {list(part.axes)}, but the tokens have the grid {grid}: use an embedding with as many axes, '
-      'such as @Tubelets'
+      f'{type(part).__name__}.axes = {list(part.axes)}, but the tokens have the grid {grid}: use '
+      'an embedding with as many axes, such as @Tubelets'
     )
 
 
@@ -154,8 +156,8 @@ def between_all(
   num_extra: int,
   own: int,
 ) -> Float[Array, 'batch heads length length']:
-  """Returns probabilities between all tokens from those of the rows of `AlongAxes`: of a token before the grid, the mean over the
-  rows.
+  """Returns probabilities between all tokens from those of the rows of `AlongAxes`: of a token before the grid, the
+  mean over the rows.
 
   Args:
     probabilities: those of the rows.

@@ -1,5 +1,5 @@
-"""Convolutions over a grid of tokens, norms and pooling (ResNet, https://arxiv.org/abs/1512.03385; squeeze-and-excitation,
-https://arxiv.org/abs/1709.01507; ConvNeXt, https://arxiv.org/abs/2201.03545).
+"""Convolutions over a grid of tokens, norms and pooling (ResNet, https://arxiv.org/abs/1512.03385;
+squeeze-and-excitation, https://arxiv.org/abs/1709.01507; ConvNeXt, https://arxiv.org/abs/2201.03545).
 
 Parts are `Merge`s: each may change the width of the tokens and their grid. `GridStem` embeds an image by a sequence of
 them, `GridBranch` is a sequence inside a residual connection, and `ResidualMerge` begins a stage.
@@ -65,8 +65,8 @@ class _Affine(nnx.Module):
 
 
 class FrozenBatchNorm(_Affine):
-  """Batch normalisation as it is after training (https://arxiv.org/abs/1502.03167): the running statistics of an imported
-  model normalise each feature and do not change; its scale and bias are trained.
+  """Batch normalisation as it is after training (https://arxiv.org/abs/1502.03167): the running statistics of an
+  imported model normalise each feature and do not change; its scale and bias are trained.
 
   Args:
     d_model: size of the last dimension.
@@ -93,8 +93,9 @@ class FrozenBatchNorm(_Affine):
 
 
 class GroupNorm(_Affine):
-  """Normalises each group of features over the whole grid of a row (https://arxiv.org/abs/1803.08494), then multiplies by
-  a scale and adds a bias. Unlike batch normalisation it has no running statistics, and rows do not affect each other.
+  """Normalises each group of features over the whole grid of a row (https://arxiv.org/abs/1803.08494), then
+  multiplies by a scale and adds a bias. Unlike batch normalisation it has no running statistics, and rows do
+  not affect each other.
 
   Args:
     d_model: size of the last dimension.
@@ -169,8 +170,8 @@ class GridConvolution(_GridPart):
     init: initialiser of the kernel.
 
   Raises:
-    UserError: width and factor are both set, the width is not a whole number, group_size does not divide d_model, or the
-      number of groups does not divide the width.
+    UserError: width and factor are both set, the width is not a whole number, group_size does not divide d_model, or
+      the number of groups does not divide the width.
   """
 
   def __init__(

@@ -1,7 +1,7 @@
 """Convolution of a grid, and two forms of it that are faster with their gradients on one CPU device.
 
-XLA computes the gradients of a depthwise convolution in many loops over the whole batch there, and those of a convolution of patches
-as convolutions with holes. `experiments/speed/README.md` has the measurements.
+XLA computes the gradients of a depthwise convolution in many loops over the whole batch there, and those of a
+convolution of patches as convolutions with holes. `experiments/speed/README.md` has the measurements.
 """
 
 import jax

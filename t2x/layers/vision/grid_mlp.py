@@ -1,4 +1,4 @@
-"""Feed-forward layer that mixes neighbours of a grid (Mix-FFN of SegFormer, https://arxiv.org/abs/2105.15203, section 3.1)."""
+"""Feed-forward layer that mixes grid neighbours (Mix-FFN of SegFormer, https://arxiv.org/abs/2105.15203, 3.1)."""
 
 from typing import Any, NoReturn
 
@@ -17,8 +17,8 @@ __all__ = ['GridMLP']
 
 
 class GridMLP(MLP):
-  """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid show a token
-  its place, so that a model needs no position encoding.
+  """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid show a
+  token its place, so that a model needs no position encoding.
 
   Args:
     hidden_dim: width between the two projections.

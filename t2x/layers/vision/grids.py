@@ -36,8 +36,8 @@ def grid_of(part: Any, tokens: Tokens, *, extra: bool = False) -> tuple[int, ...
 
 
 def filled_grid(part: Any, tokens: Tokens) -> tuple[int, int]:
-  """Returns the rows and columns of the grid that the tokens of each row fill; raises UserError as `grid_of` does, or if
-  it has other dimensions."""
+  """Returns the rows and columns of the grid that the tokens of each row fill; raises UserError as `grid_of` does, or
+  if it has other dimensions."""
   sides = grid_of(part, tokens)
   if len(sides) != 2:
     raise UserError(

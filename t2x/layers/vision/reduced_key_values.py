@@ -37,8 +37,8 @@ class ReducedKeyValues(nnx.Module):
     norm: builds the norm of the vectors of squares.
 
   Raises:
-    UserError: ratio is 1; when called, the tokens do not fill a grid of at least one square, the pattern is not Full(), or
-      there is a position encoding.
+    UserError: ratio is 1; when called, the tokens do not fill a grid of at least one square, the pattern is not Full(),
+      or there is a position encoding.
   """
 
   implements = (KeyValues,)
@@ -95,7 +95,8 @@ class ReducedKeyValues(nnx.Module):
     grid = rows // self.ratio, columns // self.ratio
     if not all(grid):
       raise UserError(
-        f'ReducedKeyValues.ratio = {self.ratio} is larger than a side of the grid {rows} x {columns}, which then has no '
+        f'ReducedKeyValues.ratio = {self.ratio} is larger than a side of the grid {rows} x '
+        f'{columns}, which then has no '
         'keys: use larger images or a smaller ratio'
       )
     return Tokens.row(math.prod(grid), grid=grid)

@@ -202,7 +202,7 @@ class Windows:
     return result[:, :, :length, :length]
 
   def places(self) -> Int[np.ndarray, 'windows tokens']:
-    """Returns the index in the grid of the tokens of each window; for zeros that fill up the grid, its number of tokens."""
+    """Returns the grid index of the tokens of each window; for zeros that fill up the grid, its number of tokens."""
     length = math.prod(self.grid)
     filling = [(0, full - side) for full, side in zip(self.padded, self.grid, strict=True)]
     places = np.pad(np.arange(length).reshape(self.grid), filling, constant_values=length)

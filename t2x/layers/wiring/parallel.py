@@ -204,8 +204,8 @@ class Sequential(_Parts):
       own = wirings[name](d_model, rngs=rngs)
       if own.num_streams > 1:
         raise UserError(
-          f'Sequential.wiring = @{type(own).__name__} has {own.num_streams} residual streams, but Sequential is one branch '
-          'of a block: use it as the wiring of the block'
+          f'Sequential.wiring = @{type(own).__name__} has {own.num_streams} residual streams, but '
+          'Sequential is one branch of a block: use it as the wiring of the block'
         )
       set_part(self, f'{name}_wiring', own)
 

@@ -180,8 +180,8 @@ class ActivatedResidual(Plain):
 
 
 class ScaledResidual(Plain):
-  """Residual connection without a norm: sqrt(0.5) * (x + sublayer(dropout(x))), whose variance is that of x if both terms
-  have the same and are independent (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.4).
+  """Residual connection without a norm: sqrt(0.5) * (x + sublayer(dropout(x))), whose variance is that of x if both
+  terms have the same and are independent (Gehring et al. 2017, https://arxiv.org/abs/1705.03122, section 3.4).
 
   Args:
     d_model: width of the residual stream.

@@ -27,27 +27,32 @@ from t2x.sweeps.tune import FEWEST_SEEDS
 from t2x.sweeps.two_way import FEWEST
 
 _METHOD = (
-  "Verdicts: {test}. Dunnett's method corrects their p-values (step-down) and the intervals (single-step) for all {count} "
+  "Verdicts: {test}. Dunnett's method corrects their p-values (step-down) and the intervals "
+  '(single-step) for all {count} '
   'planned comparisons of the sweep at the level {level:.3g}{margin}.'
 )
 _SINGLE = 'Verdict: {test} of the only comparison (level {level:.3g}){margin}.'
 _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
-  'finished in both{baseline}. The two-way model estimates a noise variance for each variant, without the effects of the '
-  'seeds, and moderates it towards the typical variance of the sweep; with '
-  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace the model. The report also shows the p-values '
-  'of the alternative test for information: "p (paired t, Holm)" comes from plain paired t tests with Holm\'s correction. With few '
-  'seeds, all seeds of one variant may learn and all seeds of another may fail by '
-  'chance: a verdict also needs a difference of {spread:g} times the ranges, over the seeds, of the paired differences of '
-  'all other comparisons. The largest ranges are ignored while this chance stays below the level (at 5 %: none with three seeds, six '
-  'with four, 49 with five){guard}. The intervals are simultaneous: '
+  'finished in both{baseline}. The two-way model estimates a noise variance for each variant, '
+  'without the effects of the seeds, and moderates it towards the typical variance of the sweep; with '
+  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace the model. The '
+  'report also shows the p-values '
+  'of the alternative test for information: "p (paired t, Holm)" comes from plain paired t tests '
+  "with Holm's correction. With few seeds, all seeds of one variant may learn and all seeds of another may fail by "
+  'chance: a verdict also needs a difference of {spread:g} times the ranges, over the seeds, of '
+  'the paired differences of '
+  'all other comparisons. The largest ranges are ignored while this chance stays below the level '
+  '(at 5 %: none with three seeds, six with four, 49 with five){guard}. The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. They contain the noise of training '
-  '(initialisation, data order, dropout){examples}. The step-down test is slightly more powerful than the intervals: if the interval '
-  'of "helps" or "hurts" would include 0, its bound is 0, because the test shows only the sign. "same" requires that the interval at twice the '
-  'level (90 % instead of 95 %) is within the margin. '
+  '(initialisation, data order, dropout){examples}. The step-down test is slightly more powerful '
+  'than the intervals: if the interval '
+  'of "helps" or "hurts" would include 0, its bound is 0, because the test shows only the sign. '
+  '"same" requires that the interval at twice the level (90 % instead of 95 %) is within the margin. '
   'Effect: difference in standard deviations of a paired difference, with '
   "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if the difference is "
-  'zero, and larger while the guard against few seeds withholds a verdict. Seeds that diverged or did not learn have no value and do not count in means and '
+  'zero, and larger while the guard against few seeds withholds a verdict. Seeds that diverged or '
+  'did not learn have no value and do not count in means and '
   "differences; Barnard's two-sided test compares their rates and can decide in both "
   'directions. A mean difference against the direction of the rates is inconclusive.'
 )
@@ -58,17 +63,17 @@ _BASELINE = (
 )
 
 _BASELINE_GUARD = (
-  '. If the paired seeds do not support the verdict, it also needs a permutation test of the seeds of the variant against all '
-  'seeds of the baseline'
+  '. If the paired seeds do not support the verdict, it also needs a permutation test of the seeds '
+  'of the variant against all seeds of the baseline'
 )
 
 _EXAMPLES = (
-  ' and the noise of the {count:,} evaluated examples: the variance over the examples of the paired differences, averaged over '
-  'the seeds, without the contribution of the seeds'
+  ' and the noise of the {count:,} evaluated examples: the variance over the examples of the '
+  'paired differences, averaged over the seeds, without the contribution of the seeds'
 )
 _NO_EXAMPLES = (
-  ', but not the noise of the evaluated examples, which are the same for all trials: {reason} with different examples the '
-  'differences may change'
+  ', but not the noise of the evaluated examples, which are the same for all trials: {reason} with '
+  'different examples the differences may change'
 )
 
 _UNTUNED = (
@@ -77,13 +82,18 @@ _UNTUNED = (
 
 _TUNED = (
   'Every variant was trained with each value and the tuning seeds {seeds}, which the comparison does not use. '
-  'Each tuning seed chose the value of one seed of the comparison, or of a block of seeds whose mean counts once, so that '
+  'Each tuning seed chose the value of one seed of the comparison, or of a block of seeds whose '
+  'mean counts once, so that '
   'the intervals contain the noise of the choice: verdicts are about the expected result of tuning and training '
-  'together, by which a variant that is harder to tune is worse. If the value with the best mean over all tuning seeds is '
-  'the smallest or the largest tried, a value beyond it may be better, and verdicts that it takes part in are withheld: '
+  'together, by which a variant that is harder to tune is worse. If the value with the best mean '
+  'over all tuning seeds is '
+  'the smallest or the largest tried, a value beyond it may be better, and verdicts that it takes '
+  'part in are withheld: '
   'add values, or increase Tune.max_trials; values with diverged or failed seeds rank last. Verdicts are also withheld '
-  'with fewer than {fewest} tuning seeds, and where an older version chose one value for all seeds. The verdicts of this '
-  'report are those after tuning. Those before tuning compare every variant at its own value with the same seeds{untuned}.'
+  'with fewer than {fewest} tuning seeds, and where an older version chose one value for all '
+  'seeds. The verdicts of this '
+  'report are those after tuning. Those before tuning compare every variant at its own value with '
+  'the same seeds{untuned}.'
 )
 
 _COSTS_METHOD = (

@@ -8,7 +8,8 @@ _KINDS = ('module ', 'data ')
 
 
 def mixed_sources(trials: Iterable[tuple[Trial, Outcome | None]]) -> str:
-  """Returns why the trials of a variant and its baseline are not comparable; '' if their code, data and defaults are equal.
+  """Returns why the trials of a variant and its baseline are not comparable; '' if their code, data
+  and defaults are equal.
 
   A module or a source of data that only some of the trials have recorded is no difference.
   """

@@ -15,11 +15,12 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
     seeds: tuning seeds.
     trials: number of tuning trials.
     untuned: progress of the sweep at the own values, from which `before` is; '' if it was not planned.
-    rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own value, `chosen` (the best mean
-      over all tuning seeds), `tuned` (the values that the seeds chose, as text), edge ('', 'smallest' or 'largest' of the
-      tried values), note; `curve` with value, mean, low, high (95 % interval), n, diverged, failed and the number of
-      tuning seeds that chose it (`chosen_by`) for each value in increasing order; `before` and `after` tuning: verdict, difference,
-      difference_low, difference_high, p, mean, n, diverged. `before` is None as long as no seed has ended.
+    rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own value, `chosen` (the best
+      mean over all tuning seeds), `tuned` (the values that the seeds chose, as text), edge ('', 'smallest' or
+      'largest' of the tried values), note; `curve` with value, mean, low, high (95 % interval), n, diverged, failed
+      and the number of tuning seeds that chose it (`chosen_by`) for each value in increasing order; `before` and
+      `after` tuning: verdict, difference, difference_low, difference_high, p, mean, n, diverged. `before` is None as
+      long as no seed has ended.
   """
   tuning = results.tuning
   if tuning is None:

@@ -10,8 +10,8 @@ Attention counts the pairs of query and key that its pattern shows: under Causal
 those of the window. Segments and marks are ignored. The count with all pairs is reported beside it; for a dense
 decoder it is 6 N + 12 L d T, as in PaLM (https://arxiv.org/abs/2204.02311, appendix B).
 
-Model FLOPs utilisation (MFU, ibid.) is the model FLOPs of the train steps of a second, divided by the peak of the devices.
-All positions of a batch count, padding included; recomputation does not.
+Model FLOPs utilisation (MFU, ibid.) is the model FLOPs of the train steps of a second, divided by the peak of the
+devices. All positions of a batch count, padding included; recomputation does not.
 """
 
 import dataclasses
@@ -193,7 +193,7 @@ def _of_equation(equation: Any, scope: str) -> int:
 
 
 def grouped_multiply_adds(equation: Any) -> int:
-  """Returns the multiply-adds of a grouped product (`jax.lax.ragged_dot`): each row is multiplied with one of the matrices."""
+  """Returns the multiply-adds of a grouped product (`jax.lax.ragged_dot`): one matrix per row."""
   numbers = equation.params['ragged_dot_dimension_numbers']
   (_, contracted), (_, batch) = numbers.dot_dimension_numbers
   used = {*contracted, *batch, *numbers.rhs_group_dimensions}

@@ -1,9 +1,9 @@
 """Experiment trackers: Weights & Biases, MLflow.
 
-A tracker gets the config, the metrics by step, and a summary at the end of the run. A resumed run continues its run there.
-Its steps never go backwards: a run that resumes from an earlier step, or rolls back, repeats steps, and what a tracker
-has already received of them is not sent again. The metrics of repeated steps are bitwise the same, except after a loss
-spike; metrics.jsonl has the metrics of the steps after the rollback.
+A tracker gets the config, the metrics by step, and a summary at the end of the run. A resumed run continues its run
+there. Its steps never go backwards: a run that resumes from an earlier step, or rolls back, repeats steps, and what a
+tracker has already received of them is not sent again. The metrics of repeated steps are bitwise the same, except after
+a loss spike; metrics.jsonl has the metrics of the steps after the rollback.
 """
 
 import abc

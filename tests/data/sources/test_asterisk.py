@@ -11,7 +11,7 @@ PROMPTS = [f'digits/{number}.wav' for number in range(60)]
 
 @pytest.fixture
 def folder(tmp_path):
-  """Prompt n of language i has the samples n and 1000 * i; a tone is equal in two languages, one prompt lacks in one."""
+  """Prompt n of language i has the samples n and 1000 * i; a tone is equal in two languages, one lacks a prompt."""
   for i, language in enumerate(LANGUAGES):
     voice = tmp_path / 'usr/share/asterisk/sounds' / f'{language}_f_Name'
     for number, name in enumerate(PROMPTS):

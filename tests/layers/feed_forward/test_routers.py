@@ -1,4 +1,4 @@
-"""Routers: against the routers of transformers and st-moe-pytorch, expert choice against loops, and where they are refused."""
+"""Routers against those of transformers and st-moe-pytorch, expert choice against loops, and what is refused."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Convolutions over all features with a gate. tests/parity compares them with fairseq, contracts are in tests/contracts."""
+"""Gated convolutions over all features. tests/parity compares them with fairseq, contracts are in tests/contracts."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: packed rows, the loop's gradient, norms, dropout and caches. tests/parity compares them with torch.nn."""
+"""Recurrent layers: packed rows, gradients of the loop, norms, dropout, caches. tests/parity compares with torch.nn."""
 
 import functools
 

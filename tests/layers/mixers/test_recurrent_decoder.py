@@ -1,5 +1,5 @@
-"""The recurrent decoder in a model, with a cache and in beam search. tests/parity compares it with joeynmt, contracts are
-in tests/contracts."""
+"""The recurrent decoder in a model, with a cache and in beam search. tests/parity compares it with joeynmt,
+contracts are in tests/contracts."""
 
 import functools
 

@@ -1,5 +1,5 @@
-"""Mixing along axes of a grid: recorded probabilities, keys of dropout, and what it refuses. `tests/parity/test_videos.py` compares
-it with TimeSformer and ViViT."""
+"""Mixing along axes of a grid: recorded probabilities, keys of dropout, and what it refuses.
+`tests/parity/test_videos.py` compares it with TimeSformer and ViViT."""
 
 import functools
 

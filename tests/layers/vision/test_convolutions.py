@@ -1,4 +1,4 @@
-"""Convolutions over grids: norms, groups, pooling, and what is refused. (Whole networks: parity/test_convolutional_networks.)"""
+"""Convolutions over grids: norms, groups, pooling, refusals. (Networks: parity/test_convolutional_networks.)"""
 
 import dataclasses
 import functools

@@ -1,5 +1,5 @@
-"""What parts over a grid refuse: attention to squares of it, and an MLP of neighbours. tests/parity/test_segformer.py and
-tests/contracts check what they compute."""
+"""What parts over a grid refuse: attention to squares of it, and an MLP of neighbours. tests/parity/test_segformer.py
+and tests/contracts check what they compute."""
 
 import jax.numpy as jnp
 import pytest

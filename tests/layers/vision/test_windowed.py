@@ -1,4 +1,4 @@
-"""Mixing in windows: volumes, keys of dropout, and what it refuses. `tests/parity/test_swin.py` compares it with Swin."""
+"""Mixing in windows: volumes, keys of dropout, and refusals. `tests/parity/test_swin.py` compares it with Swin."""
 
 import functools
 import itertools

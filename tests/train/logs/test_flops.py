@@ -197,14 +197,14 @@ MIXERS = {
   'performer': (performer, 4 * 16 * 16 + 2 * 16 * 24 + sums(24, 8 + 1)),
   # Sums of keys, queries and ones; of keys and queries; of the competition; of keys times values.
   'flow': (flow, 4 * 16 * 16 + sums(1, 17) + sums(1, 16) + sums(1, 1) + sums(8, 8)),
-  # A sum of two sums over tokens weights the values and the weights of both. The sums outside of the window get a factor,
-  # and the values at the distances 0 to 5 a weight for each feature.
+  # A sum of two sums over tokens weights the values and the weights of both. The sums outside of the window get a
+  # factor, and the values at the distances 0 to 5 a weight for each feature.
   'aft': (
     functools.partial(AttentionFree, bias=functools.partial(ConvBias, window=6), num_heads=2),
     4 * 16 * 16 + 4 * 16 * sums_of_a_scan(32) / 32 + (2 + 6) * 16,
   ),
-  # In a chunk: k k', q k', the inverse of the triangular system (two products of half the size for each pair of blocks) times v and k,
-  # the sum of values; of the state: two reads, one write.
+  # In a chunk: k k', q k', the inverse of the triangular system (two products of half the size for each pair of blocks)
+  # times v and k, the sum of values; of the state: two reads, one write.
   'gated delta': (
     functools.partial(GatedDeltaNet, num_heads=2, chunk=8),
     5 * 16 * 16

@@ -259,7 +259,7 @@ def no_forward_mode(name: str) -> str | None:
 
 
 def not_tiled(inputs: AttentionInputs) -> str | None:
-  """Returns the reason why a kernel that computes dot products of tokens by tiles does not support the inputs, or None."""
+  """Returns the reason why a kernel of dot products by tiles does not support the inputs, or None."""
   if not isinstance(inputs.scores, DotProduct):
     return 'it supports dot products only, but the scores are an array of logits'
   if inputs.memory is not None:

@@ -150,9 +150,10 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
   `plain_operations` without it.
 
   Args:
-    forward: compiled function that computes the output and the logsumexp from the plan, queries, keys, values, sinks, parameters and constants.
-    backward: computes the gradients of queries, keys, values, sinks and parameters from the plan, the inputs of `forward`
-      with its results, and the gradient of the output.
+    forward: compiled function that computes the output and the logsumexp from the plan, queries, keys, values,
+      sinks, parameters and constants.
+    backward: computes the gradients of queries, keys, values, sinks and parameters from the plan, the inputs of
+      `forward` with its results, and the gradient of the output.
   """
 
   @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
