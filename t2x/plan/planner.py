@@ -17,7 +17,7 @@ from t2x.plan.footprint import Footprint, footprint
 from t2x.plan.hardware import RECORDED, Device, Recorded
 from t2x.train import Program
 from t2x.train.checks import check_vocabulary
-from t2x.train.logs.flops import step_flops, step_tokens
+from t2x.train.program import step_flops, step_tokens
 
 # Values of Stack.remat, from the fewest recomputed arrays to the most.
 POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention', 'full')

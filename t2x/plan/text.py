@@ -10,8 +10,9 @@ from t2x.plan.cost import collective_seconds
 from t2x.plan.hardware import LINK_EFFICIENCY, USABLE_MEMORY, Device
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import FIT_MARGIN, SMALLER, Variant, no_time, rows_per_device
-from t2x.train.logs.flops import CONVENTION, step_flops, step_tokens
+from t2x.train.logs.flops import CONVENTION
 from t2x.train.logs.summary import attention_kernels
+from t2x.train.program import step_flops, step_tokens
 
 __all__ = ['plan_json', 'report']
 

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,13 +24,11 @@ from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, Placed, mesh_text, sharding_table
 from t2x.tasks import Task
 from t2x.tasks.inspection import Inspection, in_order
+from t2x.train.experiment import Experiment, Teacher
 from t2x.train.mup import check_same
 from t2x.train.program import Program
+from t2x.train.run import TrainingRun
 from t2x.train.schedules import Constant
-
-if TYPE_CHECKING:
-  from t2x.train.experiment import Experiment, Teacher
-  from t2x.train.run import TrainingRun
 
 log = logging.getLogger('t2x')
 
@@ -38,7 +36,7 @@ __all__ = ['check_experiment', 'draw_patterns', 'layout_report']
 
 
 def check_experiment(
-  experiment: 'Experiment', num_devices: int | None = None, hyperparameters: Collection[str] = ()
+  experiment: Experiment, num_devices: int | None = None, hyperparameters: Collection[str] = ()
 ) -> str:
   """Traces the constructor, the train step and the evaluation steps with `jax.eval_shape`.
 
@@ -114,7 +112,7 @@ def _evaluation_in_errors(name: str | None) -> Iterator[None]:
     raise UserError(message, error.exit_code) from error
 
 
-def _check_teacher(teacher: 'Teacher', program: Program) -> str:
+def _check_teacher(teacher: Teacher, program: Program) -> str:
   """Describes the teacher: number of parameters, and the run that they come from, which may not exist yet."""
   assert program.teacher is not None
   size, run = f'teacher with {program.teacher.size:,} parameters', teacher.init_from.run
@@ -124,7 +122,7 @@ def _check_teacher(teacher: 'Teacher', program: Program) -> str:
   return f'{size}, {source}'
 
 
-def _check_init_from(experiment: 'Experiment', program: Program) -> str:
+def _check_init_from(experiment: Experiment, program: Program) -> str:
   """Describes the parameters that would be loaded from the source run, which may not exist yet."""
   init_from = experiment.init_from
   assert init_from is not None
@@ -135,7 +133,7 @@ def _check_init_from(experiment: 'Experiment', program: Program) -> str:
   return table.splitlines()[0]
 
 
-def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> str:
+def layout_report(experiment: Experiment, num_devices: int | None = None) -> str:
   """Returns the table of `t2x show --sharding`: parameters, optimizer state, average, batch, totals.
 
   Args:
@@ -162,13 +160,13 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
   return sharding_table(title if sizes else '1 device', parts)
 
 
-def _default_devices(experiment: 'Experiment') -> int | None:
+def _default_devices(experiment: Experiment) -> int | None:
   """Returns the number of local devices if the size of a mesh axis is -1; else None."""
   free = -1 in (getattr(experiment.mesh, axis) for axis in MESH_AXES)
   return jax.device_count() if free else None
 
 
-def check_splits(run: 'TrainingRun') -> None:
+def check_splits(run: TrainingRun) -> None:
   """Raises UserError if a source lacks a split of the task or of `Experiment.evaluations`."""
   # A source may download its data to list its splits.
   with run.processes.process_zero_first():
@@ -178,7 +176,7 @@ def check_splits(run: 'TrainingRun') -> None:
         task.check_split(split)
 
 
-def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
+def check_data(run: TrainingRun, rows: Any, batches: Batches) -> None:
   """Checks the data of training and of all evaluations, and prepares the evaluation splits.
 
   Checks labels, one batch of each split, and the arguments of generation; steps are traced, not run.
@@ -210,13 +208,13 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
         run.experiment.evaluations[name].check(task, model)
 
 
-def _note(run: 'TrainingRun', task: Task, split: str, rows: Any) -> None:
+def _note(run: TrainingRun, task: Task, split: str, rows: Any) -> None:
   """Prints a warning about the rows of a split."""
   if (note := task.note_rows(split, rows)) and run.processes.first:
     log.warning('warning: %s', note)
 
 
-def _eval_splits(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:
+def _eval_splits(run: TrainingRun) -> Iterator[tuple[str | None, Task, str]]:
   """Yields (name, task, split) of each evaluation; the name is None for the task of the run."""
   yield None, run.task, run.task.eval_split
   for name, evaluator in run.experiment.evaluations.items():
@@ -246,7 +244,7 @@ def _array_text(array: tuple[Any, tuple[int, ...]] | None) -> str:
 
 
 def draw_patterns(
-  experiment: 'Experiment', path: Path, length: int
+  experiment: Experiment, path: Path, length: int
 ) -> Iterator[tuple[Path, Pattern]]:
   """Draws each distinct attention pattern of the model to a file: `path`, `path-2`, ...
 
@@ -284,7 +282,7 @@ class Sizes:
   change: Mapping[str, float]
 
 
-def coordinates(experiment: 'Experiment', num_steps: int) -> Sizes:
+def coordinates(experiment: Experiment, num_steps: int) -> Sizes:
   """Trains a model on one batch, without warm-up, and computes the sizes of its activations.
 
   Args:

@@ -2,7 +2,7 @@
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -16,11 +16,9 @@ from t2x.tasks.evaluators import Evaluated, Evaluation
 from t2x.tasks.prediction import Watched
 from t2x.train.checkpoints.saved_params import SavedParams
 from t2x.train.checkpoints.store import Checkpoints
+from t2x.train.experiment import Experiment
 from t2x.train.params import Params
 from t2x.train.program import EvalStep, Program
-
-if TYPE_CHECKING:
-  from t2x.train.experiment import Experiment
 
 
 class Inference:
@@ -42,7 +40,7 @@ class Inference:
 
   def __init__(
     self,
-    experiment: 'Experiment',
+    experiment: Experiment,
     tokenizer: Tokenizer | None,
     processes: Processes | None = None,
     program: Program | None = None,

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,6 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Positive
 from t2x.models.losses import Sums
-
-if TYPE_CHECKING:
-  pass
 
 __all__ = ['Rollback', 'Skip', 'Stop']
 

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,8 +24,9 @@ from t2x.parallel import (
   state_shardings,
 )
 from t2x.tasks import Task
+from t2x.train.experiment import Experiment, Trainer
 from t2x.train.groups import Groups
-from t2x.train.logs.flops import Flops, flops_per_token, row_lengths
+from t2x.train.logs.flops import PEAK_FLOPS, Flops, flops_per_token, row_lengths
 from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import TEACHER, Blueprint, ParamInfo, Params
@@ -37,9 +38,6 @@ from t2x.train.step import (
   make_eval_step,
   make_train_step,
 )
-
-if TYPE_CHECKING:
-  from t2x.train.experiment import Experiment, Trainer
 
 __all__ = ['Program']
 
@@ -77,7 +75,7 @@ class Program:
 
   def __init__(
     self,
-    experiment: 'Experiment',
+    experiment: Experiment,
     values: Mapping[str, float] = NO_SCALARS,
     mesh: jax.sharding.Mesh | AbstractMesh | None = None,
     batch_size: int | None = None,
@@ -165,7 +163,7 @@ class Program:
     return lambda params, batch: step(params, batch, scalars)
 
   @property
-  def trainer(self) -> 'Trainer':
+  def trainer(self) -> Trainer:
     """The trainer of the experiment; raises UserError without one."""
     if self.experiment.trainer is None:
       raise UserError('Experiment.trainer is not set: the train state depends on it')
@@ -328,3 +326,28 @@ def memory_of(step: jax.stages.Lowered) -> int:
     + memory.temp_size_in_bytes
     - memory.alias_size_in_bytes
   )
+
+
+def peak_flops(program: Program) -> float | None:
+  """Returns the peak FLOPs per second of all devices of a program; None if it is unknown.
+
+  It is known for bfloat16 on the devices of `PEAK_FLOPS`. None is also returned for batches of different lengths, for
+  which the FLOPs of a step are not constant.
+  """
+  if program.trainer.compute_dtype != 'bfloat16':
+    return None
+  task = program.experiment.task
+  if task is None or task.row_lengths:
+    return None
+  peak = PEAK_FLOPS.get(program.mesh.devices.flat[0].device_kind)
+  return None if peak is None else peak * program.mesh.size
+
+
+def step_tokens(program: Program) -> int:
+  """Returns the tokens of a train step, padding included."""
+  return program.trainer.batch_size * sum(program.row_lengths.values())
+
+
+def step_flops(program: Program) -> float:
+  """Returns the model FLOPs of a train step."""
+  return program.flops.visible * step_tokens(program)

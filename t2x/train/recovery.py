@@ -7,15 +7,12 @@ Rolling back to a checkpoint before a loss spike and skipping the batches of the
 import contextlib
 import json
 import logging
-from typing import TYPE_CHECKING
 
 from t2x.base.errors import UserError
 from t2x.base.files import write_atomically
 from t2x.data import Batches, Skipping
 from t2x.train.faults import Fault, Spike
-
-if TYPE_CHECKING:
-  from t2x.train.run import TrainingRun
+from t2x.train.run import TrainingRun
 
 __all__ = ['Diverged']
 
@@ -34,13 +31,13 @@ class Diverged(UserError):
     self.reason = reason.partition(';')[0]
 
 
-def read_skips(run: 'TrainingRun') -> list[tuple[int, int]]:
+def read_skips(run: TrainingRun) -> list[tuple[int, int]]:
   """Reads (step, number of batches skipped after it) for each rollback of the run."""
   path = run.folder / 'skips.json'
   return [(step, count) for step, count in json.loads(path.read_text())] if path.exists() else []
 
 
-def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) -> None:
+def roll_back(run: TrainingRun, spike: Spike, skips: list[tuple[int, int]]) -> None:
   """Removes the checkpoints since the spike started and records its batches as skipped.
 
   Raises:
@@ -67,7 +64,7 @@ def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) ->
 
 
 def record_fault(
-  run: 'TrainingRun', batches: Batches, fault: Fault, skips: list[tuple[int, int]]
+  run: TrainingRun, batches: Batches, fault: Fault, skips: list[tuple[int, int]]
 ) -> Diverged:
   """Writes the rows of the faulty step to fault-STEP.json. Returns the error to raise."""
   source_step = Skipping(batches, skips).source_step(fault.step - 1)

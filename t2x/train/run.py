@@ -5,7 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,11 @@ from t2x.train.checkpoints.saved_params import restore_frozen, save_frozen
 from t2x.train.checkpoints.store import Checkpoints
 from t2x.train.early_stopping import EarlyStopping
 from t2x.train.evaluation import Inference
+from t2x.train.experiment import Experiment
 from t2x.train.mup import check_same
 from t2x.train.params import Params
 from t2x.train.program import Program
 from t2x.train.step import TrainState
-
-if TYPE_CHECKING:
-  from t2x.train.experiment import Experiment
 
 __all__ = ['TrainingRun']
 
@@ -51,7 +49,7 @@ class TrainingRun(Inference):
 
   def __init__(
     self,
-    experiment: 'Experiment',
+    experiment: Experiment,
     folder: Path,
     processes: Processes | None = None,
     program: Program | None = None,

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from t2x.layers.constraints import Layout, constrain
 from t2x.layers.keys import row_keys
 from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
+from t2x.train.experiment import Trainer
 from t2x.train.groups import Groups
 from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
 from t2x.train.params import Blueprint, Params
-
-if TYPE_CHECKING:
-  from t2x.train.experiment import Trainer
 
 Batch = Mapping[str, jax.Array]
 # Values by name of the hyperparameters that are inputs of a step (see `t2x.base.hyperparameters`).
@@ -56,7 +54,7 @@ class TrainState:
 
 def init_state(
   params: Params,
-  trainer: 'Trainer',
+  trainer: Trainer,
   optimizer: optax.GradientTransformation,
   key: jax.Array,
   groups: Groups,
@@ -146,7 +144,7 @@ def _mean_loss(
   return sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
 
 
-def _check_accumulation(task: Task, trainer: 'Trainer') -> None:
+def _check_accumulation(task: Task, trainer: Trainer) -> None:
   """Raises UserError if a loss over the whole batch would be computed over micro-batches."""
   if task.whole_batch and trainer.accumulate > 1:
     raise UserError(
@@ -157,7 +155,7 @@ def _check_accumulation(task: Task, trainer: 'Trainer') -> None:
 
 def make_train_step(
   task: Task,
-  trainer: 'Trainer',
+  trainer: Trainer,
   optimizer: optax.GradientTransformation,
   blueprint: Blueprint,
   groups: Groups,
@@ -257,7 +255,7 @@ def updates_applied(opt_state: Any) -> jax.Array:
   )
 
 
-def _next_ema(trainer: 'Trainer', state: TrainState, params: Params) -> Params | None:
+def _next_ema(trainer: Trainer, state: TrainState, params: Params) -> Params | None:
   """Returns the moving average after a step that resulted in `params`."""
   if state.ema is None or trainer.ema_decay is None:
     return None
@@ -267,7 +265,7 @@ def _next_ema(trainer: 'Trainer', state: TrainState, params: Params) -> Params |
   return optax.incremental_update(params, state.ema, 1.0 - decay)
 
 
-def _logged_sums(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
+def _logged_sums(trainer: Trainer, finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
   """Adds `grad_norm`, the global gradient norm, and `finite` to the sums of a step."""
   weight = jnp.ones(())
   sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), weight)}

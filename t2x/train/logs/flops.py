@@ -17,7 +17,7 @@ devices. All positions of a batch count, padding included; recomputation does no
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,6 @@ from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.layers.counting import PAIRS, TOKEN_SUMS, share_of
 from t2x.models import LogitHead
 from t2x.tasks import Task
-
-if TYPE_CHECKING:
-  from t2x.train.program import Program
 
 # What the number is, for the pages that print it.
 CONVENTION = 'attention counts the pairs that its pattern shows'
@@ -239,28 +236,3 @@ PEAK_FLOPS = {
   'NVIDIA L4': 121e12,
   'NVIDIA L40S': 362e12,
 }
-
-
-def peak_flops(program: 'Program') -> float | None:
-  """Returns the peak FLOPs per second of all devices of a program; None if it is unknown.
-
-  It is known for bfloat16 on the devices of `PEAK_FLOPS`. None is also returned for batches of different lengths, for
-  which the FLOPs of a step are not constant.
-  """
-  if program.trainer.compute_dtype != 'bfloat16':
-    return None
-  task = program.experiment.task
-  if task is None or task.row_lengths:
-    return None
-  peak = PEAK_FLOPS.get(program.mesh.devices.flat[0].device_kind)
-  return None if peak is None else peak * program.mesh.size
-
-
-def step_tokens(program: 'Program') -> int:
-  """Returns the tokens of a train step, padding included."""
-  return program.trainer.batch_size * sum(program.row_lengths.values())
-
-
-def step_flops(program: 'Program') -> float:
-  """Returns the model FLOPs of a train step."""
-  return program.flops.visible * step_tokens(program)

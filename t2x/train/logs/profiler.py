@@ -7,15 +7,13 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from t2x.base.text_table import text_table
-
-if TYPE_CHECKING:
-  from t2x.train.logs.run_logger import RunLogger
-  from t2x.train.run import TrainingRun
+from t2x.train.logs.run_logger import RunLogger
+from t2x.train.run import TrainingRun
 
 _ROWS = 10
 
@@ -32,7 +30,7 @@ class Profiler(contextlib.AbstractContextManager):
     logger: prints the table of operations.
   """
 
-  def __init__(self, run: 'TrainingRun', start: int, logger: 'RunLogger'):
+  def __init__(self, run: TrainingRun, start: int, logger: RunLogger):
     first, last = run.trainer.profile_steps or (0, 0)
     self.steps = range(max(first, start + 1), last + 1) if run.processes.first else range(0)
     self.folder, self.logger = run.folder / 'profile', logger

@@ -6,14 +6,13 @@ The device never waits for Python: the sums of a log interval are fetched when t
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
-from t2x.train.logs.flops import peak_flops, step_flops
 from t2x.train.logs.step_sums import StepSums
 from t2x.train.logs.summary import (
   end_screen,
@@ -32,9 +31,8 @@ from t2x.train.logs.writers import (
   Terminal,
   write_examples,
 )
-
-if TYPE_CHECKING:
-  from t2x.train.run import TrainingRun
+from t2x.train.program import peak_flops, step_flops
+from t2x.train.run import TrainingRun
 
 
 class Interval:
@@ -106,7 +104,7 @@ class RunLogger(contextlib.AbstractContextManager):
 
   def __init__(
     self,
-    run: 'TrainingRun',
+    run: TrainingRun,
     start: int,
     saved: Mapping[str, Any],
     eval_pending: bool = False,

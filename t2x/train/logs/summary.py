@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from flax import nnx
@@ -21,12 +21,11 @@ from t2x.models import Stack
 from t2x.parallel import Mesh, mesh_text
 from t2x.process.gpu_flags import environment_flags
 from t2x.tasks import Task
-from t2x.train.logs.flops import CONVENTION, Flops, peak_flops, step_flops, with_kernels
+from t2x.train.logs.flops import CONVENTION, Flops, with_kernels
 from t2x.train.logs.writers import clock, format_value
 from t2x.train.params import Blueprint, ParamInfo
-
-if TYPE_CHECKING:
-  from t2x.train.run import TrainingRun
+from t2x.train.program import peak_flops, step_flops
+from t2x.train.run import TrainingRun
 
 
 def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
@@ -97,7 +96,7 @@ def attention_kernels(
   return list(lines)
 
 
-def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int) -> str:
+def start_screen(run: TrainingRun, rows: Sequence[Any], start: int, width: int) -> str:
   """Summarises a run before its first step: model, FLOPs, devices, attention kernels, data, steps, folder.
 
   Args:
@@ -141,7 +140,7 @@ def _compile_cache() -> str:
   return 'not cached' if folder is None else f'cached in {folder.replace(home, "~", 1)}'
 
 
-def parameter_screen(run: 'TrainingRun') -> str:
+def parameter_screen(run: TrainingRun) -> str:
   """Returns the table of parameters, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(run.program.flops)
@@ -153,7 +152,7 @@ def parameter_screen(run: 'TrainingRun') -> str:
 
 
 def end_screen(
-  run: 'TrainingRun', step: int, metrics: Mapping[str, float], seconds: float, width: int
+  run: TrainingRun, step: int, metrics: Mapping[str, float], seconds: float, width: int
 ) -> str:
   """Summarises a finished run, with the next commands.
 
@@ -192,7 +191,7 @@ def end_screen(
 
 
 def tracker_summary(
-  run: 'TrainingRun', metrics: Mapping[str, float], seconds: float
+  run: TrainingRun, metrics: Mapping[str, float], seconds: float
 ) -> dict[str, float | str]:
   """Returns what trackers show of a finished run: best and last metrics, and seconds of training."""
   name = run.task.best_metric
@@ -202,7 +201,7 @@ def tracker_summary(
   return summary | {'seconds': round(seconds, 3)}
 
 
-def _best(run: 'TrainingRun') -> tuple[float, int] | None:
+def _best(run: TrainingRun) -> tuple[float, int] | None:
   """Returns the best evaluated value of the task's metric and its step, the newest of equals."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
   text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
@@ -313,7 +312,7 @@ def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
   return f'; mesh {sizes}, {split or "parameters replicated"}'
 
 
-def _evaluation(run: 'TrainingRun') -> str:
+def _evaluation(run: TrainingRun) -> str:
   trainer, task = run.trainer, run.task
   text = f'{task.eval_split} split'
   if 0 < trainer.eval_every < trainer.num_steps:

@@ -8,9 +8,10 @@ import pytest
 from points import BATCH, points
 
 from t2x.train import train
-from t2x.train.logs.flops import PEAK_FLOPS, Flops, peak_flops, step_flops
+from t2x.train.logs.flops import PEAK_FLOPS, Flops
 from t2x.train.logs.summary import start_screen
 from t2x.train.logs.writers import Terminal
+from t2x.train.program import peak_flops, step_flops
 from t2x.train.run import TrainingRun
 
 PEAK = 1e9
