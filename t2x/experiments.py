@@ -16,7 +16,7 @@ PACKAGES = tuple(
   f't2x.{name}' for name in ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
 )
 # Exported functions with side effects (downloads, files, connections), which configs must not call.
-SIDE_EFFECTS = ('connect', 'draw_patterns', 'fetch', 'inspect_batches', 'train')
+SIDE_EFFECTS = ('connect', 'fetch', 'inspect_batches', 'train')
 
 # Settings in which a config may differ from that of the run that it resumes: they do not change results.
 _IGNORED = ('Experiment.trainer.max_minutes: ',)

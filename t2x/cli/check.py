@@ -70,7 +70,7 @@ def _coordinates(
 ) -> int:
   """Prints the size of activations by width."""
   from t2x.experiments import read_experiment
-  from t2x.train.checks import coordinates, coordinates_table
+  from t2x.train.coordinates import coordinates, coordinates_table
 
   values = {name: row.split(',') for name, _, row in (text.partition('=') for text in settings)}
   lengths = {len(row) for row in values.values()}

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     print(layout_report(config.build(), args.devices))
   elif args.pattern:
-    from t2x.train import draw_patterns
+    from t2x.look.pattern_images import draw_patterns
 
     for path, pattern in draw_patterns(config.build(), Path(args.pattern), args.length):
       print(f'{path}: {pattern}')

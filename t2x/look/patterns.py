@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from t2x.layers import Pattern, Tokens
-from t2x.layers.patterns.image import example_marks
+from t2x.look.pattern_images import example_marks
 
 __all__ = ['InteractionMatrix', 'interaction_matrix', 'matrices_of']
 

@@ -1,38 +1,30 @@
-"""Checks of an experiment: its shapes (without weights, data or devices), its data, and the sizes of its activations.
+"""Checks of an experiment: its shapes (without weights, data or devices) and its data.
 
 Shapes and data are checked before the first step, so that errors in an evaluation do not end a run hours later.
 """
 
 import contextlib
-import dataclasses
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.base.text_table import text_table
 from t2x.data import Batches
-from t2x.layers import Pattern
-from t2x.layers.patterns.image import draw
-from t2x.models import Decoder, Encoder
-from t2x.parallel import MESH_AXES, Placed, mesh_text, sharding_table
+from t2x.parallel import MESH_AXES, mesh_text, sharding_table
 from t2x.tasks import Task
-from t2x.tasks.inspection import Inspection, in_order
 from t2x.train.experiment import Experiment, Teacher
 from t2x.train.mup import check_same
 from t2x.train.program import Program
 from t2x.train.run import TrainingRun
-from t2x.train.schedules import Constant
 
 log = logging.getLogger('t2x')
 
-__all__ = ['check_experiment', 'draw_patterns', 'layout_report']
+__all__ = ['check_experiment', 'layout_report']
 
 
 def check_experiment(
@@ -241,114 +233,3 @@ def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, s
 
 def _array_text(array: tuple[Any, tuple[int, ...]] | None) -> str:
   return 'missing' if array is None else f'{array[0]}{list(array[1])}'
-
-
-def draw_patterns(
-  experiment: Experiment, path: Path, length: int
-) -> Iterator[tuple[Path, Pattern]]:
-  """Draws each distinct attention pattern of the model to a file: `path`, `path-2`, ...
-
-  Args:
-    experiment: needs a model.
-    path: the first image file.
-    length: number of queries and keys.
-
-  Yields:
-    The file and the pattern.
-  """
-  model = experiment.shapes()
-  patterns: list[Pattern] = []
-  for _, body in nnx.iter_modules(model):
-    if isinstance(body, (Encoder, Decoder)):
-      patterns += [pattern for pattern in dict.fromkeys(body.patterns) if pattern not in patterns]
-  for number, pattern in enumerate(patterns, 1):
-    name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
-    draw(pattern, name, length=length)
-    yield name, pattern
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Mean absolute values of one model (coordinate check of muP, https://arxiv.org/abs/2203.03466, appendix D.1).
-
-  They are those of the outputs of each layer, and of the logits.
-
-  Attributes:
-    initial: before the first step.
-    change: of the difference to the first values, after the last step.
-  """
-
-  initial: Mapping[str, float]
-  change: Mapping[str, float]
-
-
-def coordinates(experiment: Experiment, num_steps: int) -> Sizes:
-  """Trains a model on one batch, without warm-up, and computes the sizes of its activations.
-
-  Args:
-    experiment: needs a model, a task and a trainer.
-    num_steps: number of steps.
-
-  Raises:
-    UserError: the task is a mixture, or its schedule has no peak.
-  """
-  _, task, trainer = experiment.complete()
-  if len(task.parts) > 1:
-    raise UserError('--coordinates needs a single task, not a mixture')
-  schedule = Constant(peak=trainer.schedule.peak)
-  trainer = dataclasses.replace(trainer, schedule=schedule, num_steps=num_steps, eval_every=0)
-  bound = dataclasses.replace(experiment, trainer=trainer).bound(task.fit_tokenizer())
-  program, task = Program(bound), bound.evaluated_task()
-  rows = task.rows(task.train_split)
-  batch: Any = task.batches(rows, batch_size=trainer.batch_size, seed=trainer.seed)[0]
-  state, frozen = program.init(trainer.seed)
-  step = program.train_step()
-  first = _activations(program, state.params, frozen, batch)
-  for _ in range(num_steps):
-    state, _ = step(state, frozen, batch)
-  last = _activations(program, state.params, frozen, batch)
-  return Sizes(
-    {name: float(np.abs(x).mean()) for name, x in first.items()},
-    {name: float(np.abs(last[name] - x).mean()) for name, x in first.items()},
-  )
-
-
-def _activations(
-  program: Program, params: Any, frozen: Any, batch: Mapping[str, Any]
-) -> dict[str, np.ndarray]:
-  """Returns the outputs of each layer and the logits, without dropout."""
-  model = Placed(program.blueprint.model(program.groups.join(params, frozen)), program.layout)
-  name, *_ = model.spec.inputs
-  inputs, targets = np.asarray(batch[name]), batch.get('target')
-  logits, recorded = Inspection(model, None).outputs(inputs, targets, frozenset({'hidden'}))
-  activations = {}
-  for side in ('', 'encoder', 'decoder'):
-    start = f'{side}.' if side else ''
-    own = {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
-    for number, layer in enumerate(in_order(own, 'hidden')):
-      activations[f'{start}layer {number}'] = layer
-  return activations | {'logits': logits}
-
-
-def coordinates_table(widths: Sequence[float], sizes: Sequence[Sizes], num_steps: int) -> str:
-  """Returns a table of the sizes by width, with the power of the width that fits them best.
-
-  Args:
-    widths: the widths.
-    sizes: the result of `coordinates` for each width.
-    num_steps: number of steps.
-  """
-  rows = [('', *(f'{width:g}' for width in widths), 'power of the width')]
-  for title, field in (('initial', 'initial'), (f'change in {num_steps} steps', 'change')):
-    for name in sizes[0].initial:
-      values = [getattr(size, field)[name] for size in sizes]
-      cells = (f'{value:.3g}' for value in values)
-      rows.append((f'{title}, {name}', *cells, f'{power(widths, values):+.2f}'))
-  return text_table(rows, '<' + '>' * (len(widths) + 1))
-
-
-def power(widths: Sequence[float], values: Sequence[float]) -> float:
-  """Returns the slope of log(values) over log(widths); NaN if a value is 0 or not finite."""
-  if not all(0 < value < math.inf for value in values):
-    return math.nan
-  return float(np.polyfit(np.log(widths), np.log(values), 1)[0])

@@ -24,7 +24,7 @@ from t2x.layers import (
 from t2x.layers.initializers import lecun_normal
 from t2x.models import Block, Decoder, LanguageModel, LMHead, MaskedLMHead, Stack, TiedHead
 from t2x.train import Experiment, MuP, Trainer
-from t2x.train.checks import Sizes, coordinates, coordinates_table, power
+from t2x.train.coordinates import Sizes, coordinates, coordinates_table, power
 from t2x.train.mup import check_same
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, build_optimizer
 from t2x.train.params import Blueprint

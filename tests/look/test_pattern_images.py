@@ -9,9 +9,9 @@ from matplotlib.colors import to_rgb
 
 from t2x.base.errors import UserError
 from t2x.layers.patterns.algebra import Causal, Global, Marked, Prefix, Window
-from t2x.layers.patterns.image import EDGE, KINDS, cells, draw
 from t2x.layers.patterns.sparse import Blocks
 from t2x.layers.patterns.tiles import PARTIAL, SKIP
+from t2x.look.pattern_images import EDGE, KINDS, cells, draw
 
 
 def is_seen(kinds):

@@ -1,14 +1,15 @@
-"""Draws the mask of an attention pattern as a PNG, with the class of each tile in the block schedule.
+"""Draws the masks of attention patterns as PNG files, with the class of each tile in the block schedule.
 
 Requires the extra `report`.
 """
 
 import pathlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from flax import nnx
 from jaxtyping import Int
 
 from t2x.base.drawing import save_figure
@@ -17,6 +18,8 @@ from t2x.base.packages import imported
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens
+from t2x.models import Decoder, Encoder
+from t2x.train import Experiment
 
 # Whether the key is visible, class of the tile in the schedule, label, colour.
 KINDS = (
@@ -26,6 +29,30 @@ KINDS = (
   (False, SKIP, 'masked, skipped tile', '#f7f8fa'),
 )
 EDGE = '#f0963c'
+
+
+def draw_patterns(
+  experiment: Experiment, path: pathlib.Path, length: int
+) -> Iterator[tuple[pathlib.Path, Pattern]]:
+  """Draws each distinct attention pattern of the model to a file: `path`, `path-2`, ...
+
+  Args:
+    experiment: needs a model.
+    path: the first image file.
+    length: number of queries and keys.
+
+  Yields:
+    The file and the pattern.
+  """
+  model = experiment.shapes()
+  patterns: list[Pattern] = []
+  for _, body in nnx.iter_modules(model):
+    if isinstance(body, (Encoder, Decoder)):
+      patterns += [pattern for pattern in dict.fromkeys(body.patterns) if pattern not in patterns]
+  for number, pattern in enumerate(patterns, 1):
+    name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
+    draw(pattern, name, length=length)
+    yield name, pattern
 
 
 def draw(
