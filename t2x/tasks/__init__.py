@@ -48,6 +48,7 @@ from t2x.tasks.text import *
 from t2x.tasks.text_to_image import *
 from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
+from t2x.tasks.translation_scores import *
 from t2x.tasks.version_contrast import *
 from t2x.tasks.video_classification import *
 from t2x.tasks.word_classification import *

@@ -10,7 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Text
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Captions
-from t2x.tasks.evaluators import Translations
+from t2x.tasks.translation_scores import Translations
 
 __all__ = ['CaptionScores']
 
@@ -32,6 +32,7 @@ class CaptionScores(Translations):
   )
 
   kinds: ClassVar[tuple[type[Task], ...]] = (Captions,)
+  names = ''
 
   def _references(self, pair):
     references = pair.get(self.references)

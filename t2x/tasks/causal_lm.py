@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.base.errors import UserError
+from t2x.base.ranges import Size, Text
 from t2x.data import Source, Tokenizer
 from t2x.decode import Generated, Sampling, Strategy
+from t2x.tasks.base import Task
 from t2x.tasks.distillation import DistillableTokens
+from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.text import answers, check_causal, check_shapes, continued
 
-__all__ = ['CausalLM']
+__all__ = ['CausalLM', 'Samples']
 
 # Number of characters whose tokens are decoded again, to notice tokenizers that change the text.
 DECODED = 1 << 22
@@ -131,3 +135,46 @@ class CausalLM(DistillableTokens):
     """
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens}
     check_shapes(lambda m: self._generate(m, prompts, **settings), model)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples(TaskEvaluator):
+  """Generates continuations of prompts, for human inspection; computes no metrics.
+
+  Attributes:
+    prompts: the prompts.
+    num_tokens: maximum number of tokens of a continuation.
+    strategy: decoding strategy; None: the task's.
+  """
+
+  prompts: Sequence[Text]
+  num_tokens: Size = 64
+  strategy: Strategy | None = None
+
+  fixed = frozenset({'split', 'num_examples'})
+  kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
+
+  def __post_init__(self):
+    if self.split is not None or self.num_examples is not None:
+      raise UserError('Samples reads only its prompts: leave out Samples.split and num_examples')
+
+  def check(self, task, model):
+    """Also raises UserError if the model cannot continue the prompts."""
+    super().check(task, model)
+    assert isinstance(task, CausalLM)
+    task.check_generate(model, self.prompts, self.strategy or task.strategy, self.num_tokens)
+
+  def __call__(self, evaluated):
+    """Returns the continuations; the random seed is the same in every evaluation."""
+    task, samples = evaluated.task, []
+    assert isinstance(task, CausalLM)
+    strategy = self.strategy or task.strategy
+    for prompts in evaluated.watched([self.prompts]):
+      answers = task.generate(
+        evaluated.model(), prompts, strategy=strategy, max_new_tokens=self.num_tokens
+      )
+      samples += [
+        {'prompt': prompt, 'output': answer[0]['text']}
+        for prompt, answer in zip(prompts, answers, strict=True)
+      ]
+    return Evaluation({}, samples)

@@ -5,7 +5,6 @@
 
 import abc
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,19 +12,12 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.packages import require
-from t2x.base.ranges import Count, Natural, Size, Text
-from t2x.data.sources.subset import Spread, spread
-from t2x.decode import Strategy
+from t2x.base.ranges import Count, Natural, Text
+from t2x.data.sources.subset import Spread
 from t2x.tasks.base import Task
-from t2x.tasks.captions import Captions
-from t2x.tasks.causal_lm import CausalLM
-from t2x.tasks.prediction import Watched, in_batches, predict
-from t2x.tasks.prefix_lm import PrefixLM
-from t2x.tasks.span_prediction import SpanPrediction
-from t2x.tasks.squad import exact_match, word_f1
-from t2x.tasks.translation import TargetText, Translation
+from t2x.tasks.prediction import Watched, predict
 
-__all__ = ['Answers', 'Evaluator', 'Losses', 'Samples', 'Translations']
+__all__ = ['Evaluator', 'Losses']
 
 # Number of generated texts stored per evaluation.
 NUM_SAMPLES = 10
@@ -149,209 +141,26 @@ class Losses(Evaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskEvaluator(Evaluator):
-  """Evaluates tasks of some classes."""
+  """Evaluates tasks of some classes.
+
+  Attributes:
+    kinds: the classes.
+    names: the parts of these classes in errors; '': the names of the classes.
+    packages: packages that the evaluator imports.
+  """
 
   kinds: ClassVar[tuple[type[Task], ...]]
+  names: ClassVar[str] = ''
   packages: ClassVar[tuple[str, ...]] = ()
 
   def check(self, task: Task, model: Any) -> None:
     """Raises UserError if the task is of another class, or a package is not installed."""
     if not isinstance(task, self.kinds):
-      kinds = ' and '.join(f'@{kind.__name__}' for kind in self.kinds)
-      raise UserError(f'{type(self).__name__} evaluates {kinds}, not @{type(task).__name__}')
+      names = self.names or ' and '.join(f'@{kind.__name__}' for kind in self.kinds)
+      raise UserError(f'{type(self).__name__} evaluates {names}, not @{type(task).__name__}')
     require({package: [type(self).__name__] for package in self.packages})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Samples(TaskEvaluator):
-  """Generates continuations of prompts, for human inspection; computes no metrics.
-
-  Attributes:
-    prompts: the prompts.
-    num_tokens: maximum number of tokens of a continuation.
-    strategy: decoding strategy; None: the task's.
-  """
-
-  prompts: Sequence[Text]
-  num_tokens: Size = 64
-  strategy: Strategy | None = None
-
-  fixed = frozenset({'split', 'num_examples'})
-  kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
-
-  def __post_init__(self):
-    if self.split is not None or self.num_examples is not None:
-      raise UserError('Samples reads only its prompts: leave out Samples.split and num_examples')
-
-  def check(self, task, model):
-    """Also raises UserError if the model cannot continue the prompts."""
-    super().check(task, model)
-    assert isinstance(task, CausalLM)
-    task.check_generate(model, self.prompts, self.strategy or task.strategy, self.num_tokens)
-
-  def __call__(self, evaluated):
-    """Returns the continuations; the random seed is the same in every evaluation."""
-    task, samples = evaluated.task, []
-    assert isinstance(task, CausalLM)
-    strategy = self.strategy or task.strategy
-    for prompts in evaluated.watched([self.prompts]):
-      answers = task.generate(
-        evaluated.model(), prompts, strategy=strategy, max_new_tokens=self.num_tokens
-      )
-      samples += [
-        {'prompt': prompt, 'output': answer[0]['text']}
-        for prompt, answer in zip(prompts, answers, strict=True)
-      ]
-    return Evaluation({}, samples)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GeneratedTargets(TaskEvaluator):
-  """Scores generated targets of the examples of a split, without too long examples, which the rows drop.
-
-  Attributes:
-    strategy: decoding strategy; None: the task's.
-    batch_size: sources per batch.
-  """
-
-  strategy: Strategy | None = None
-  batch_size: Size = 64
-
-  def check(self, task, model):
-    """Also raises UserError if the model cannot generate for the longest source."""
-    super().check(task, model)
-    assert isinstance(task, TargetText)
-    task.check_generate(model, self.strategy or task.strategy, self.batch_size)
-
-  def __call__(self, evaluated):
-    """Generates the targets of the examples and returns the metrics."""
-    task = evaluated.task
-    assert isinstance(task, TargetText)
-    split, model = self._examples(task), evaluated.model()
-    examples = [example for example in (split[i] for i in range(len(split))) if task.fits(example)]
-    if not examples:
-      raise UserError(f'{type(self).__name__}: all of the {len(split)} examples are too long')
-
-    def generated(pairs):
-      return task.generate(
-        model,
-        [task.prompt_of(pair) for pair in pairs],
-        strategy=self.strategy or task.strategy,
-        max_new_tokens=task.answer_length,
-      )
-
-    results = in_batches(
-      examples,
-      generated,
-      self.batch_size,
-      size=lambda pair: len(pair['source']),
-      watched=evaluated.watched,
-    )
-    pairs, answers = zip(*results, strict=True)
-    result = self._score(pairs, [text_of(answer[0]) for answer in answers])
-    if len(examples) == len(split):
-      return result
-    dropped = float(len(split) - len(examples))
-    return dataclasses.replace(result, metrics={**result.metrics, 'dropped': dropped})
-
-  @abc.abstractmethod
-  def _score(self, pairs: Sequence[Mapping[str, Any]], outputs: Sequence[str]) -> Evaluation:
-    """Returns the metrics of the generated targets of examples."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Translations(GeneratedTargets):
-  """Computes BLEU and chrF of translations with sacrebleu, and the fraction of exact matches.
-
-  Attributes:
-    language: code of the target language, which selects sacrebleu's tokenizer (`zh`, `ja` and `ko` have
-      their own); '': the default, 13a.
-    strategy: decoding strategy; None: the task's.
-    batch_size: sentences per batch.
-  """
-
-  language: str = ''
-
-  kinds: ClassVar[tuple[type[Task], ...]] = (Translation, PrefixLM, Captions)
-
-  def check(self, task, model):
-    """Also raises UserError if the language is unknown or the model cannot translate the longest source."""
-    self._bleu()
-    super().check(task, model)
-
-  def _bleu(self) -> Any:
-    import sacrebleu
-
-    try:
-      return sacrebleu.BLEU(trg_lang=self.language)
-    except (ImportError, RuntimeError, ValueError) as error:
-      raise UserError(f"Translations.language = '{self.language}': {error}") from error
-
-  def _references(self, pair: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the translations of an example that are right."""
-    return [pair['target']]
-
-  def _score(self, pairs, outputs):
-    import sacrebleu
-
-    bleu, chrf = self._bleu(), sacrebleu.CHRF()
-    references = [self._references(pair) for pair in pairs]
-    exact = np.array([o in own for o, own in zip(outputs, references, strict=True)], float)
-    # sacrebleu reads the first reference of all, then the second, ...
-    streams = list(itertools.zip_longest(*references))
-    metrics: dict[str, float | str] = {
-      'examples': float(len(pairs)),
-      'bleu': bleu.corpus_score(outputs, streams).score,
-      'bleu_signature': str(bleu.get_signature()),
-      'chrf': chrf.corpus_score(outputs, streams).score,
-      'chrf_signature': str(chrf.get_signature()),
-      'exact_match': float(np.mean(exact)),
-    }
-    samples = [
-      {**_texts(pair), 'output': output}
-      for pair, output in list(zip(pairs, outputs, strict=True))[:NUM_SAMPLES]
-    ]
-    return Evaluation(metrics, samples, examples={'exact_match': exact})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Answers(TaskEvaluator):
-  """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions.
-
-  Questions of which several spans, or NaN, have the best score are wrong.
-  """
-
-  kinds: ClassVar[tuple[type[Task], ...]] = (SpanPrediction,)
-
-  def __call__(self, evaluated):
-    """Answers the questions of the split and returns the metrics."""
-    task = evaluated.task
-    assert isinstance(task, SpanPrediction)
-    split = self._split(task)
-    examples = task.source.load(split)
-    count = min(len(examples), self.num_examples or len(examples))
-    indices = spread(count, len(examples))
-    answers = task.answers(evaluated.predict, evaluated.rows(split), examples, indices)
-    pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
-    scores = {
-      # None is no answer, not the empty one.
-      name: np.array([0 if a is None else score(a, gold) for a, gold in pairs], float)
-      for name, score in (('exact_match', exact_match), ('f1', word_f1))
-    }
-    metrics = {'examples': float(len(pairs))}
-    metrics |= {name: float(np.mean(values)) for name, values in scores.items()}
-    samples = [
-      {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer or ''}
-      for i, (answer, gold) in zip(indices[:NUM_SAMPLES], pairs, strict=False)
-    ]
-    return Evaluation(metrics, samples, examples=scores)
 
 
 def text_of(answer: Mapping[str, Any]) -> str:
   """Returns the generated text of an answer; '' if its score is NaN."""
   return '' if np.isnan(answer['score']) else answer['text']
-
-
-def _texts(pair: Mapping[str, Any]) -> dict[str, str]:
-  """Returns source and target of an example; sources that are no text are left out."""
-  return {name: pair[name] for name in ('source', 'target') if isinstance(pair[name], str)}

@@ -18,15 +18,19 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Size
 from t2x.data import SpanWindows
+from t2x.data.sources.subset import spread
 from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.losses import Sums, cross_entropy
 from t2x.models.ranks import choice
+from t2x.tasks.base import Task
+from t2x.tasks.evaluators import NUM_SAMPLES, Evaluation, TaskEvaluator
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.prediction import predict
+from t2x.tasks.squad import exact_match, word_f1
 from t2x.tasks.text import encoded_spec, hidden_of
 
-__all__ = ['SpanPrediction']
+__all__ = ['Answers', 'SpanPrediction']
 
 # The logit of tokens outside of the context.
 MASKED = -1e9
@@ -164,6 +168,39 @@ class SpanPrediction(LabelledTask):
       [{'text': texts[i] or '', 'tokens': [], 'log_probs': [], 'score': 0.0}]
       for i in range(len(texts))
     ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers(TaskEvaluator):
+  """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions.
+
+  Questions of which several spans, or NaN, have the best score are wrong.
+  """
+
+  kinds: ClassVar[tuple[type[Task], ...]] = (SpanPrediction,)
+
+  def __call__(self, evaluated):
+    """Answers the questions of the split and returns the metrics."""
+    task = evaluated.task
+    assert isinstance(task, SpanPrediction)
+    split = self._split(task)
+    examples = task.source.load(split)
+    count = min(len(examples), self.num_examples or len(examples))
+    indices = spread(count, len(examples))
+    answers = task.answers(evaluated.predict, evaluated.rows(split), examples, indices)
+    pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
+    scores = {
+      # None is no answer, not the empty one.
+      name: np.array([0 if a is None else score(a, gold) for a, gold in pairs], float)
+      for name, score in (('exact_match', exact_match), ('f1', word_f1))
+    }
+    metrics = {'examples': float(len(pairs))}
+    metrics |= {name: float(np.mean(values)) for name, values in scores.items()}
+    samples = [
+      {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer or ''}
+      for i, (answer, gold) in zip(indices[:NUM_SAMPLES], pairs, strict=False)
+    ]
+    return Evaluation(metrics, samples, examples=scores)
 
 
 def drop_text_columns(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from t2x.base.packages import imported
 from t2x.base.ranges import Text
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Captions
-from t2x.tasks.evaluators import NUM_SAMPLES, Evaluation, GeneratedTargets
+from t2x.tasks.evaluators import NUM_SAMPLES, Evaluation
+from t2x.tasks.translation_scores import GeneratedTargets
 
 __all__ = ['WordErrors', 'plain_words']
 

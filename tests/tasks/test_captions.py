@@ -17,8 +17,9 @@ from t2x.decode import Greedy
 from t2x.experiments import read_config
 from t2x.layers import Causal, Input
 from t2x.tasks import AttentionMaps, Captions, ImageClassification, ImageModality
-from t2x.tasks.evaluators import Evaluated, Translations
+from t2x.tasks.evaluators import Evaluated
 from t2x.tasks.inspection import Inspection
+from t2x.tasks.translation_scores import Translations
 from t2x.train.logs.flops import row_lengths
 
 TOKENIZER = CharacterTokenizer('eghinorstuvwxz f', 40)
