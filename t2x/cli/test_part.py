@@ -77,7 +77,6 @@ def _place_of(error: Exception) -> str | None:
 def _builder(name: str, overrides: list[str], interface: type) -> Any:
   """Returns the part of an interface with the `--gin.` bindings of the command line."""
   from t2x.config import problem
-  from t2x.config.protocols import adapted
   from t2x.config.sources import module_defining
   from t2x.config.values import Reference
   from t2x.experiments import read_config, registry
@@ -99,7 +98,7 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
   factory = Callable[..., interface]  # type: ignore[valid-type]
   if reason := problem(Reference('', part, False), factory, lambda _: config.root.part):
     raise UserError(f'{name} {reason}. {_remedy(config.root.part, name)}')
-  return adapted(config.build(), factory)
+  return config.build()
 
 
 def _remedy(part: Any, name: str) -> str:

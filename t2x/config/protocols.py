@@ -1,16 +1,14 @@
-"""Checks that classes implement protocols: methods, their arguments, and properties; adapts classes written before a
-protocol gained an argument."""
+"""Checks that classes implement protocols: methods, their arguments, and properties."""
 
-import functools
 import inspect
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-from t2x.base.widened import widening
-from t2x.config.type_names import plain_hint, with_article
+from t2x.config.type_names import with_article
 
 _MISSING = object()
+_CALL = 'call'
 _KEYWORD_ONLY, _VARIADIC = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
 
 
@@ -55,8 +53,7 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
     names = ' and '.join(with_article(base.__name__) for base in declaration)
     return f': {cls.__name__} is {names}' if names else ''
   members = dict(_members(protocol))
-  missing = [name for name, member in members.items() if _lacks(cls, name, member)]
-  if missing := [name for name in missing if _optional(members[name]) is None]:
+  if missing := [name for name, member in members.items() if _lacks(cls, name, member)]:
     return f': {cls.__name__} has no {_listing(missing)}'
   for name, member in members.items():
     own = inspect.getattr_static(cls, name, _MISSING)
@@ -67,85 +64,10 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
   return None
 
 
-def adapted(part: Any, hint: Any) -> Any:
-  """Returns a value of an annotation with the arguments that its protocols have gained (see `t2x.base.widened`).
-
-  Args:
-    part: a class, a `functools.partial` of it, or any other value, which is returned as it is.
-    hint: the annotation, such as `Callable[..., Scores] | None`.
-
-  Returns:
-    A subclass of the class with adapted methods, or `part` if it needs none.
-  """
-  if isinstance(part, functools.partial):
-    inner = adapted(part.func, hint)
-    return part if inner is part.func else functools.partial(inner, *part.args, **part.keywords)
-  if not isinstance(part, type) or part.__module__.startswith('t2x.'):
-    return part
-  return _adapted_class(part, tuple(dict.fromkeys(_protocols(hint))))
-
-
-@functools.cache
-def _adapted_class(cls: type, protocols: tuple[type, ...]) -> type:
-  methods, attributes = {}, dict[str, Any]()
-  for protocol in protocols:
-    if protocol_misfit(cls, protocol) is not None:
-      continue
-    for name, member in _members(protocol):
-      own = inspect.getattr_static(cls, name, _MISSING)
-      if _optional(member) and _lacks(cls, name, member):
-        methods[name] = _optional(member)(own)
-      elif inspect.isfunction(own) and _lacking(own, member):
-        methods[name] = _adapted_method(own, member)
-        gained = widening(member).attributes.items()
-        attributes |= {name: value for name, value in gained if not hasattr(cls, name)}
-  if not methods:
-    return cls
-  names = {name: getattr(cls, name) for name in ('__module__', '__qualname__', '__doc__')}
-  return type(cls)(cls.__name__, (cls,), names | attributes | methods)
-
-
-def _protocols(hint: Any) -> Iterator[type]:
-  """Yields the protocols in an annotation, and the declared protocols of its classes."""
-  hint = plain_hint(hint)
-  if is_protocol(hint):
-    yield hint
-  elif isinstance(hint, type):
-    yield from declared(hint) or ()
-  for argument in typing.get_args(hint):
-    if argument is not Ellipsis and not isinstance(argument, list):
-      yield from _protocols(argument)
-
-
-def _lacking(own: Any, required: Any) -> tuple[str, ...]:
-  """Returns the arguments that a protocol's method has gained and that an implementation does not have."""
-  arguments, adapt, _ = widening(required)
-  parameters = inspect.signature(own).parameters
-  if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-    return ()
-  lacking = tuple(name for name in arguments if name not in parameters)
-  # An argument may have another name, unless its meaning depends on it.
-  return () if adapt is None and _binding_error(own, required, ()) is None else lacking
-
-
-def _adapted_method(own: Any, required: Any) -> Any:
-  lacking, adapt = _lacking(own, required), widening(required).adapt
-  if adapt is not None:
-    return functools.wraps(own)(adapt(own))
-  signature = inspect.signature(required)
-
-  def without(*args, **kwargs):
-    arguments = signature.bind(*args, **kwargs)
-    for name in lacking:
-      arguments.arguments.pop(name, None)
-    return own(*arguments.args, **arguments.kwargs)
-
-  return without
-
-
 def _listing(names: list[str]) -> str:
   """Returns names as 'a, b and c'."""
-  return ' and '.join([', '.join(names[:-1]), names[-1]][len(names) == 1 :])
+  *others, last = names
+  return f'{", ".join(others)} and {last}' if others else last
 
 
 def _lacks(cls: type, name: str, member: Any) -> bool:
@@ -157,11 +79,6 @@ def _lacks(cls: type, name: str, member: Any) -> bool:
     return False
   is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
   return is_missing or (name == '__call__' and '__call__' not in dir(cls))
-
-
-def _optional(member: Any) -> Any:
-  """Returns what creates a property of a protocol that classes may lack (`t2x.base.widened.optional`), else None."""
-  return widening(member.fget).adapt if isinstance(member, property) else None
 
 
 def _is_annotated(cls: type, name: str) -> bool:
@@ -180,39 +97,36 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
 
 def _call_misfit(own: Any, required: Any) -> str | None:
   """Returns how a method's arguments or return value differ from those of the protocol's method."""
-  lacking, adapt = _lacking(own, required), widening(required).adapt
-  # A method that is adapted has other arguments in place of the new ones, or none.
-  errors = [_binding_error(own, required, without) for without in ((), lacking)]
-  if None not in errors:
-    by_position, by_name = _arguments(required)
-    return f'cannot be called as {_call_text(by_position, by_name)}: {errors[0]}'
+  by_position, by_name = _arguments(required)
+  signature, kinds = inspect.signature(own), {p.kind for p in _parameters(required)}
+  # An implementation may require some of the protocol's `*inputs`.
+  bind = signature.bind_partial if _VARIADIC in kinds else signature.bind
+  call = f'cannot be called as {_call_text(by_position, by_name)}'
+  try:
+    bound = bind(*by_position, **dict.fromkeys(by_name))
+  except TypeError as error:
+    return f'{call}: {error}'
+  # An argument may have another name, except this one, instead of which older interfaces had fields of it.
+  for name, value in bound.arguments.items():
+    if value == _CALL and name.lstrip('_') not in (_CALL, ''):
+      return f"{call}: its argument '{name}' must be '{_CALL}'"
   returned, expected = (_return_kind(method) for method in (own, required))
-  if returned and expected and returned != expected and not (lacking and adapt):
+  if returned and expected and returned != expected:
     return f'returns {returned}, not {expected}'
   return None
 
 
+def _parameters(method: Any) -> list[inspect.Parameter]:
+  return list(inspect.signature(method).parameters.values())
+
+
 def _arguments(method: Any) -> tuple[list[str], list[str]]:
   """Returns the positional arguments of a method, and the arguments passed by name."""
-  parameters = inspect.signature(method).parameters.values()
+  parameters = _parameters(method)
   by_position = [
     p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
   ]
   return by_position, [p.name for p in parameters if p.kind is _KEYWORD_ONLY]
-
-
-def _binding_error(own: Any, required: Any, without: tuple[str, ...]) -> TypeError | None:
-  """Returns why a method does not accept the arguments of the protocol's method, except some; None if it does."""
-  by_position, by_name = ([n for n in names if n not in without] for names in _arguments(required))
-  signature = inspect.signature(own)
-  kinds = {p.kind for p in inspect.signature(required).parameters.values()}
-  # An implementation may require some of the protocol's `*inputs`.
-  bind = signature.bind_partial if _VARIADIC in kinds else signature.bind
-  try:
-    bind(*by_position, **dict.fromkeys(by_name))
-  except TypeError as error:
-    return error
-  return None
 
 
 def _call_text(by_position: list[str], by_name: list[str]) -> str:

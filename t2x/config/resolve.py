@@ -17,7 +17,6 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Hyperparameter
 from t2x.config.bindings import Bindings, Scope, split_scope
 from t2x.config.parse import Statement
-from t2x.config.protocols import adapted
 from t2x.config.signature import BUILDER_ARGUMENTS, MISSING, Parameter, Part
 from t2x.config.type_check import convert
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
@@ -199,9 +198,6 @@ class Resolver:
       self.bindings.error(place, message)
     if parameter is None:
       return Argument(value, statement)
-    for leaf in leaves(value):
-      if isinstance(leaf, Call):
-        leaf.obj = adapted(leaf.obj, parameter.hint)
     return Argument(convert(value, parameter.hint), statement)
 
   def _check_left(self, part: Part, name: str, place: Place) -> None:

@@ -102,9 +102,18 @@ def _union_problem(value: Any, hint: Any, args: tuple, find: Find) -> str | None
       if problem(other, arm, find) is None:
         return message
   arms = [message for arm, message in zip(args, problems, strict=True) if arm is not _NONE]
+  if isinstance(value, Reference):
+    # The form fits, so the only arm for such a reference names what the part lacks.
+    factories = [m for arm, m in zip(args, problems, strict=True) if _is_factory(arm)]
+    if not value.evaluate and len(factories) == 1:
+      return factories[0]
   if len(arms) == 1 and (isinstance(value, Reference) or type(value) in (list, tuple, dict)):
     return arms[0]
   return _expected_text(hint, value)
+
+
+def _is_factory(hint: Any) -> bool:
+  return typing.get_origin(plain_hint(hint)) is collections.abc.Callable
 
 
 def _container_problem(value, hint, origin, args, find) -> str | None:

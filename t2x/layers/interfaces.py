@@ -13,13 +13,12 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.widened import optional, widened
 from t2x.layers.attention.kernels.base import DotProduct, Logits
 from t2x.layers.auxiliary import NO_AUX, Aux
 from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.positions.encoding import PositionEncoding
-from t2x.layers.streams import Copies, StreamEnds
+from t2x.layers.streams import StreamEnds
 from t2x.layers.tokens import Tokens
 
 __all__ = [
@@ -162,17 +161,6 @@ class Result:
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _with_source(init_cache: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the method of a part with `source_cache(source)`, if it reads one, beside `init_cache` without a source."""
-
-  def of_source(self, batch, num_slots, dtype, source=None):
-    return (
-      init_cache(self, batch, num_slots, dtype) if source is None else self.source_cache(source)
-    )
-
-  return of_source
-
-
 @runtime_checkable
 class Sublayer(Protocol):
   """Sublayer of a block: a token mixer, cross-attention or a feed-forward layer.
@@ -199,7 +187,6 @@ class Sublayer(Protocol):
     """Maximum sequence length; None: no limit."""
     ...
 
-  @widened('source', adapt=_with_source)
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> Cache | None:
@@ -256,7 +243,6 @@ class Scores(Protocol):
   reads: frozenset[str]
   max_length: int | None
 
-  @widened('call')
   def __call__(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
@@ -296,7 +282,6 @@ class Wiring(Protocol):
     ...
 
   @property
-  @optional(Copies)
   def ends(self) -> Callable[..., StreamEnds]:
     """Builder of the beginning and end of the residual streams, which a stack calls once, as
     `ends(d_model, num_streams, rngs=rngs)`."""
@@ -335,16 +320,6 @@ class BranchWiring(Wiring, Protocol):
     ...
 
 
-def _from_tokens(merge: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the method of `Merge` of an implementation (x, tokens) -> (x, tokens)."""
-
-  def of_call(self: Any, x: Array, call: Call) -> Result:
-    y, tokens = merge(self, x, call.tokens)
-    return Result(y, tokens=tokens)
-
-  return of_call
-
-
 @runtime_checkable
 class Merge(Protocol):
   """Layer between two stages, which merges neighbouring tokens or changes the width.
@@ -364,7 +339,6 @@ class Merge(Protocol):
     """Width of the output."""
     ...
 
-  @widened('call', adapt=_from_tokens, attributes={'keeps_tokens': False})
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Result:
     """Returns the vectors [batch, merged, output_dim], and the metadata of their tokens unless it keeps them."""
     ...

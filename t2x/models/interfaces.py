@@ -1,15 +1,13 @@
 """Protocols of the parts of a model, against which configs are checked."""
 
 import dataclasses
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.base.hyperparameters import Tunable
-from t2x.base.widened import optional, widened
 from t2x.layers import (
   NO_AUX,
   Aux,
@@ -59,24 +57,6 @@ class Output:
   heads: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
-def _beside_source(join: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-  """Returns what adapts a part with `source_cache(source)` beside an `init_cache` without a source; `join` merges the
-  caches of both."""
-
-  def adapt(init_cache: Callable[..., Any]) -> Callable[..., Any]:
-    def of_both(self, batch, num_slots, dtype, source=None):
-      own = init_cache(self, batch, num_slots, dtype)
-      return own if source is None else join(own, self.source_cache(source))
-
-    return of_both
-
-  return adapt
-
-
-def _join_layers(own: Sequence[Any], of_source: Sequence[Any]) -> list[Any]:
-  return [a | b for a, b in zip(own, of_source, strict=True)]
-
-
 @runtime_checkable
 class Layer(Protocol):
   """Interface of a stack's layers, which are residual blocks.
@@ -107,7 +87,6 @@ class Layer(Protocol):
     """Number of residual streams; if it is above 1, inputs and outputs are [batch, length, streams, d_model]."""
     ...
 
-  @widened('source', adapt=_beside_source(operator.or_))
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> dict[str, Cache]:
@@ -152,7 +131,6 @@ class LayerStack(Protocol):
     """Returns the attention pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  @widened('source', adapt=_beside_source(_join_layers))
   def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Source | None = None) -> Any:
     """Returns empty caches of the layers, a list over `blocks`, with everything that they compute from the source."""
     ...
@@ -192,13 +170,11 @@ class Body(Protocol):
     ...
 
   @property
-  @optional(None)
   def recordable(self) -> frozenset[str] | None:
     """Names of the arrays that it can record; None: any."""
     ...
 
   @property
-  @optional(frozenset())
   def reads_of_source(self) -> frozenset[str]:
     """Names of the arrays of the encoder's layers that its layers read (`Source.recorded`)."""
     ...

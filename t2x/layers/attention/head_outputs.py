@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.base.widened import optional, widened
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward.activations import sigmoid
 from t2x.layers.initializers import normal, xavier_uniform, zeros
@@ -26,12 +25,10 @@ class HeadOutputs(Protocol):
   """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, value_dim, rngs=rngs)`."""
 
   @property
-  @optional(None)
   def shape(self) -> tuple[int, int] | None:
     """Heads and features of the result, which the output projection reads; None: those of its input."""
     ...
 
-  @widened('call')
   def __call__(
     self,
     y: Float[Array, 'batch length heads value_dim'],

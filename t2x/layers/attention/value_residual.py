@@ -1,7 +1,6 @@
 """Value residual learning (ResFormer: Zhou et al. 2024, https://arxiv.org/abs/2410.17897): attention in
 every layer except the first mixes its values with those of the first layer."""
 
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -9,7 +8,6 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Finite, Size
-from t2x.base.widened import widened
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.interfaces import Call
@@ -21,15 +19,6 @@ __all__ = ['LearnedValueResidual', 'ValueResidual', 'Values']
 VALUES, IS_SET = 'first_values', 'has_first_values'
 
 
-def _of_extras(values: Callable[..., Any]) -> Callable[..., Any]:
-  """Adapts an implementation of `Values` that is called with the extras instead of the call."""
-
-  def of_call(self, v, call):
-    return values(self, v, call.extras)
-
-  return of_call
-
-
 @runtime_checkable
 class Values(Protocol):
   """Transforms the values of an attention layer. Built as `Values(num_kv_heads, head_dim, rngs=rngs)`."""
@@ -38,7 +27,6 @@ class Values(Protocol):
     """Returns the extras of the first layer; see `ExtrasSublayer.init_extras`."""
     ...
 
-  @widened('call', adapt=_of_extras)
   def __call__(
     self, v: Float[Array, 'batch length kv_heads head_dim'], call: Call
   ) -> tuple[Float[Array, 'batch length kv_heads head_dim'], dict[str, Array]]:

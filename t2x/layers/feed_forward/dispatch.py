@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
 from t2x.base.step import step_context
-from t2x.base.widened import optional
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.counting import used_rows
 from t2x.layers.feed_forward.routing import Routing
@@ -93,13 +92,11 @@ class Dispatch(Protocol):
   """Brings vectors to their experts and the outputs back."""
 
   @property
-  @optional(True)
   def is_causal(self) -> bool:
     """Whether no later token changes which experts process an earlier one."""
     ...
 
   @property
-  @optional(False)
   def is_independent(self) -> bool:
     """Whether no token at all changes which experts process another one."""
     ...

@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
-from t2x.base.widened import optional
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.balancing import Choices, LoadBias, RouterLoss, RowBalance
 from t2x.layers.initializers import lecun_normal
@@ -56,13 +55,11 @@ class Router(Protocol):
   """Chooses the experts of each token. Built as `Router(d_model, num_experts, rngs=rngs)`."""
 
   @property
-  @optional(True)
   def is_causal(self) -> bool:
     """Whether the experts of a token and their weights depend on no later token."""
     ...
 
   @property
-  @optional(None)
   def num_choices(self) -> float | None:
     """Mean number of experts of a token; None: the number of indices that a call returns."""
     ...
