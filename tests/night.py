@@ -25,7 +25,7 @@ TESTS = {
   'devices': ('tests/contracts', 'tests/multi_device'),
   'parity': ('tests/parity', 'tests/interop'),
   'end_to_end': ('tests/end_to_end', 'tests/multi_process', 'tests/launch'),
-  'sweeps': ('tests/sweeps',),
+  'sweeps': ('tests/sweeps', 'tests/statistics'),
   'pages': ('tests/docs', 'tests/test_contributing.py'),
   'golden': ('tests/golden',),
   'configs': ('tests/experiments', 'tests/test_configs.py', 'tests/plan'),

@@ -25,7 +25,7 @@ EXPERIMENTS = {'experiments', 'config'} | TRAIN
 INTEROP = {'interop'} | EXPERIMENTS
 LOADED = {'loaded'} | INTEROP
 API = {'api'} | LOADED
-TOOLS = {'sweeps', 'plan', 'look', 'prune', 'testing'} | API
+TOOLS = {'statistics', 'sweeps', 'plan', 'look', 'prune', 'testing'} | API
 MAY_IMPORT = {
   'base': set(),
   'config': set(),
@@ -43,7 +43,8 @@ MAY_IMPORT = {
   'interop': INTEROP,
   'loaded': LOADED,
   'api': API,
-  'sweeps': API,
+  'statistics': set(),
+  'sweeps': {'statistics'} | API,
   'plan': API,
   'look': API,
   'prune': API,

@@ -17,7 +17,7 @@ import time
 import numpy as np
 import scipy
 
-from t2x.sweeps.two_way import Contrasts, contrasts, holm, paired, single_level, step_down
+from t2x.statistics.two_way import Contrasts, contrasts, holm, paired, single_level, step_down
 
 LEVEL = 0.05
 _CHUNK = 250

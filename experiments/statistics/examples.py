@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from t2x.sweeps.comparisons import Sample, compare
+from t2x.statistics.comparisons import Sample, compare
 
 # Seeds, examples, comparisons.
 SIZES = ((3, 300, 1), (5, 300, 1), (5, 1000, 1), (5, 300, 4), (5, 300, 8), (10, 300, 4))

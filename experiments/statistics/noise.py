@@ -8,7 +8,7 @@ python experiments/statistics/noise.py --baseline-seeds 20   # runs that learn o
 python experiments/statistics/noise.py --find     # how many seeds find a variant that always learns
 
 In sweeps without differences all runs have the same distribution (or that of "scales", whose mean is zero). Verdicts
-with the guard of `t2x/sweeps/learn_or_not.py` are compared with those of the tests alone, on the same data.
+with the guard of `t2x/statistics/learn_or_not.py` are compared with those of the tests alone, on the same data.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import scipy
 
-from t2x.sweeps.comparisons import Sample, compare
-from t2x.sweeps.learn_or_not import exchange_p, smallest_differences
-from t2x.sweeps.two_way import contrasts, holm, step_down
+from t2x.statistics.comparisons import Sample, compare
+from t2x.statistics.learn_or_not import exchange_p, smallest_differences
+from t2x.statistics.two_way import contrasts, holm, step_down
 
 LEVEL = 0.05
 LEARNED, FAILED = 0.98, 0.1

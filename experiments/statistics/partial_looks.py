@@ -14,8 +14,8 @@ import numpy as np
 from noise import verdicts
 from second_look import plan_of
 
+from t2x.statistics.summaries import ALPHA
 from t2x.sweeps.report.looks import level_of, look_of
-from t2x.sweeps.statistics import ALPHA
 
 _CHUNK = 250
 

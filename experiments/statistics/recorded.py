@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
-from t2x.sweeps.differences import block_means
+from t2x.statistics.comparisons import POWER, Comparison, Sample, compare
+from t2x.statistics.differences import block_means
+from t2x.statistics.summaries import ALPHA
+from t2x.statistics.two_way import contrasts, single_level
 from t2x.sweeps.plan_table import withheld
-from t2x.sweeps.statistics import ALPHA
 from t2x.sweeps.tune import read_tuning
-from t2x.sweeps.two_way import contrasts, single_level
 
 # Values of the grid -> variant -> results of the seeds.
 Points = Mapping[tuple[str, ...], Mapping[str, Sample]]

@@ -10,10 +10,10 @@ import argparse
 
 import numpy as np
 
-from t2x.sweeps.comparisons import Sample, compare
+from t2x.statistics.comparisons import Sample, compare
+from t2x.statistics.summaries import ALPHA
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.report.looks import Look, level_of, look_of
-from t2x.sweeps.statistics import ALPHA
 
 BASELINE = 'baseline'
 

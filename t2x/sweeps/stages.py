@@ -15,10 +15,11 @@ from typing import Literal
 
 from t2x.base.errors import UserError
 from t2x.base.text_table import terminal_width, text_table
+from t2x.statistics.two_way import FEWEST
 from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import tuning_table
 from t2x.sweeps.records import Plan
-from t2x.sweeps.sweep import FEWEST, Sweep
+from t2x.sweeps.sweep import Sweep
 from t2x.sweeps.tune import FEWEST_SEEDS, Tune, Tuning, read_tuning
 from t2x.sweeps.tuning import TuningPlan, extended, plan_tuning, tuned_arms
 

@@ -13,12 +13,10 @@ from t2x.base.errors import UserError, is_printable
 from t2x.base.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
 from t2x.base.suggestions import did_you_mean
 from t2x.experiments import is_sweep_binding
+from t2x.statistics.two_way import FEWEST
 from t2x.sweeps.arms import Arm, plain
 from t2x.sweeps.published import Published, published_results
 from t2x.sweeps.tune import FIRST_SEED, Tune
-
-# Comparisons at a point of the grid from which the noise of each variant is estimated (see t2x.sweeps.two_way).
-FEWEST = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from t2x.sweeps.comparisons import Verdict
+from t2x.statistics.comparisons import Verdict
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / 'experiments' / 'speed'

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import numpy as np
 from scipy import stats
 
+from t2x.statistics.summaries import ALPHA
+from t2x.statistics.two_way import informational
 from t2x.sweeps.published import FEWEST
 from t2x.sweeps.report.results import Results
-from t2x.sweeps.statistics import ALPHA
-from t2x.sweeps.two_way import informational
 
 _RESAMPLES = 10_000
 # With fewer variants the bootstrap is a rough approximation.

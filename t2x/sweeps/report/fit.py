@@ -10,9 +10,9 @@ import numpy as np
 from t2x.base.drawing import save_figure
 from t2x.base.errors import UserError
 from t2x.base.text_table import text_table
+from t2x.statistics.laws import Estimate, SeedBootstrap, fit_law
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.report.summary import label
-from t2x.sweeps.scaling import Estimate, SeedBootstrap, fit_law
 
 FEWEST_SEEDS = 3
 # Number of sizes that a law needs, by its number of variables: one more than it has constants.

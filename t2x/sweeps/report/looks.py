@@ -19,11 +19,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from scipy import stats
-
 from t2x.base.json_files import dataclass_from_json, read_json, write_json
+from t2x.statistics.spending import spent_level
+from t2x.statistics.summaries import ALPHA
 from t2x.sweeps.records import Plan, Trial
-from t2x.sweeps.statistics import ALPHA
 
 _FILE = 'looks.json'
 # Fields of a plan that decide no verdict, or are part of a look in another form.
@@ -186,8 +185,8 @@ def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
     return Level(alpha, number, reason, count)
   if plan.max_seeds is None or not own.seeds:
     return Level(number=number, seeds=count)
-  spent = max((_spent(len(look.seeds), plan.max_seeds) for look in before), default=0.0)
-  return Level(_spent(count, plan.max_seeds) - spent, number, seeds=count)
+  spent = max((spent_level(len(look.seeds), plan.max_seeds) for look in before), default=0.0)
+  return Level(spent_level(count, plan.max_seeds) - spent, number, seeds=count)
 
 
 def warning(folder: Path, plan: Plan) -> str:
@@ -266,9 +265,3 @@ def _exploratory(plan: Plan, own: Look, before: Sequence[Look]) -> str:
   if not set(last.seeds) < set(own.seeds):
     return f'the seeds of the report of {last.date} were not kept'
   return ''
-
-
-def _spent(seeds: int, max_seeds: int) -> float:
-  """Returns the level spent by O'Brien and Fleming's function when this part of the seeds has ended."""
-  limit = stats.norm.isf(ALPHA / 2) / math.sqrt(min(1.0, seeds / max_seeds))
-  return float(2 * stats.norm.sf(limit))

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from t2x.base.text_table import fold, text_table
-from t2x.sweeps.comparisons import MAX_SEEDS
-from t2x.sweeps.learn_or_not import SPREAD
+from t2x.statistics.comparisons import MAX_SEEDS
+from t2x.statistics.learn_or_not import SPREAD
+from t2x.statistics.two_way import FEWEST
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
@@ -24,7 +25,6 @@ from t2x.sweeps.report.summary import (
 )
 from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.tune import FEWEST_SEEDS
-from t2x.sweeps.two_way import FEWEST
 
 _METHOD = (
   "Verdicts: {test}. Dunnett's method corrects their p-values (step-down) and the intervals "

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from t2x.base.html_page import html_page
-from t2x.sweeps.comparisons import MAX_SEEDS
+from t2x.statistics.comparisons import MAX_SEEDS
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.fit import Fit

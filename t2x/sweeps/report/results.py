@@ -11,13 +11,13 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.json_files import Damaged
 from t2x.run_folder.lines import Lines, RunLines, run_lines
-from t2x.sweeps.comparisons import Comparison, Sample, compare
-from t2x.sweeps.differences import block_means
+from t2x.statistics.comparisons import Comparison, Sample, compare
+from t2x.statistics.differences import block_means
+from t2x.statistics.summaries import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.examples import read_examples
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
 from t2x.sweeps.report.looks import Level, Look, judged, level_of, read_looks
 from t2x.sweeps.report.sources import accepted_trials, mixed_sources
-from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
 from t2x.sweeps.tune import FEWEST_SEEDS, Tuning, read_tuning
 

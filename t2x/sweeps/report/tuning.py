@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from t2x.statistics.summaries import summarise
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.report.summary import label
-from t2x.sweeps.statistics import summarise
 from t2x.sweeps.tune import Choice, Tried
 
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 from browsing import NEEDS_CHROMIUM, browser, open_page  # noqa: F401 (fixtures)
 
+from t2x.statistics.laws import Estimate
 from t2x.sweeps.published import Published
 from t2x.sweeps.report import report_data, write_report
 from t2x.sweeps.report.fit import Fit, Size
-from t2x.sweeps.scaling import Estimate
 
 pytestmark = NEEDS_CHROMIUM
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from t2x.sweeps.comparisons import Sample, compare
-from t2x.sweeps.learn_or_not import (
+from t2x.statistics.comparisons import Sample, compare
+from t2x.statistics.learn_or_not import (
   SPREAD,
   chance,
   enough_for,

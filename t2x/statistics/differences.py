@@ -1,8 +1,8 @@
 """Tests of the mean differences between the variants of a sweep and their baselines.
 
-The two-way model or paired t tests (see t2x.sweeps.two_way). If all differences are equal, a t test is impossible: a
-difference of zero has p = 1; any other constant is tested with the sign test, p = 2 ** (1 - pairs). Intervals and
-p-values contain the noise of the evaluated examples if it is known (see t2x.sweeps.examples).
+The two-way model or paired t tests (see t2x.statistics.two_way). If all differences are equal, a t test is impossible:
+a difference of zero has p = 1; any other constant is tested with the sign test, p = 2 ** (1 - pairs). Intervals and
+p-values contain the noise of the evaluated examples if it is known (see t2x.statistics.example_noise).
 """
 
 import dataclasses
@@ -10,10 +10,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from scipy import special, stats
 
-from t2x.sweeps.examples import ExampleNoise
-from t2x.sweeps.two_way import FEWEST, Contrasts, contrasts
+from t2x.statistics.example_noise import ExampleNoise
+from t2x.statistics.two_way import FEWEST, Contrasts, contrasts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +113,8 @@ class DifferenceTest:
     """The difference in standard deviations of a paired difference, with Hedges' correction."""
     if self.difference is None or not self.error or self.pairs < 3:
       return None
+    from scipy import special
+
     # Hedges' exact correction of a standardised difference (1981, eq. 6e).
     half = self.freedom / 2
     hedges = math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(half)
@@ -213,7 +214,7 @@ def _simple_test(variant: Sample, baseline: Sample, noise: ExampleNoise) -> Diff
     return DifferenceTest(
       pairs=n, difference=0.0, error=0.0, p=1.0, p_other=1.0, note=note, examples=noise
     )
-  p = noise.p(float(stats.binomtest(n, n).pvalue), mean, 0.0, 0.0)
+  p = noise.p(2.0 ** (1 - n), mean, 0.0, 0.0)
   note = 'the same difference at every seed: sign test'
   return DifferenceTest(
     pairs=n, difference=mean, error=0.0, p=p, p_other=p, note=note, examples=noise

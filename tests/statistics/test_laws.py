@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from t2x.sweeps.scaling import SeedBootstrap, fit_law
+from t2x.statistics.laws import SeedBootstrap, fit_law
 
 # The constants of Hoffmann et al. 2022, at sizes of one machine.
 SIZES = np.array([(n, d) for n in (1e5, 4e5, 2e6, 1e7) for d in (1e6, 1e7, 1e8)])

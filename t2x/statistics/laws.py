@@ -10,9 +10,9 @@ import itertools
 import math
 
 import numpy as np
-from scipy import optimize, stats
 
-from t2x.sweeps.statistics import ALPHA
+from t2x.statistics.distributions import normal_sf, t_isf
+from t2x.statistics.summaries import ALPHA
 
 DELTA = 1e-3
 _RESAMPLES = 300
@@ -118,9 +118,9 @@ class SeedBootstrap:
       inner = self._estimate(math.log(value), np.log(samples))
       return Estimate(value, math.exp(inner.low), math.exp(min(inner.high, 700.0)))
     # Half the distance of these quantiles is robust against resamples without a good fit.
-    low, high = np.quantile(samples, stats.norm.cdf([-1.0, 1.0]))
+    low, high = np.quantile(samples, normal_sf(np.array([1.0, -1.0])))
     error = (high - low) / 2 * math.sqrt(self.seeds / (self.seeds - 1))
-    half = float(error * stats.t.isf(ALPHA / 2, self.seeds - 1))
+    half = float(error * t_isf(ALPHA / 2, self.seeds - 1))
     return Estimate(float(value), float(value) - half, float(value) + half)
 
 
@@ -141,6 +141,8 @@ def _descend(
   sizes: np.ndarray, losses: np.ndarray, delta: float, start: np.ndarray
 ) -> tuple[float, Law]:
   """Minimises the Huber loss of log L from a start; returns its value and the law."""
+  from scipy import optimize
+
   logs = np.log(sizes) - np.log(sizes).mean(axis=0)
   targets = np.log(losses)
 

@@ -25,16 +25,19 @@ of the baseline. `experiments/statistics` measures error rates, power and covera
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy import special, stats
 
-from t2x.sweeps.sweep import FEWEST
+from t2x.statistics.distributions import chi2_ppf, f_sf, t_isf, t_sf
 
 T = TypeVar('T')
+
+# Comparisons with a baseline from which the noise of each variant is estimated.
+FEWEST = 7
 
 # Largest weight of the seeds that only the baseline has: with more, an overestimated noise would reduce the error.
 _MOST = 0.5
@@ -43,8 +46,6 @@ _CONFIDENCE = 0.95
 _ROUNDS = 3
 # Reciprocal condition number below which a matrix counts as singular.
 _SINGULAR = 1e-9
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +70,11 @@ class Contrasts:
   @property
   def p(self) -> np.ndarray:
     """Two-sided p-values without correction."""
-    return 2 * stats.t.sf(np.abs(self.difference) / self.error, self.freedom)
+    return 2 * t_sf(np.abs(self.difference) / self.error, self.freedom)
 
   def half_width(self, level: np.ndarray | float) -> np.ndarray:
     """Returns half the width of the interval of confidence 1 - level."""
-    return self.error * stats.t.isf(np.asarray(level) / 2, self.freedom)
+    return self.error * t_isf(np.asarray(level) / 2, self.freedom)
 
 
 def paired(values: np.ndarray) -> Contrasts:
@@ -136,7 +137,7 @@ def two_way(values: np.ndarray) -> Contrasts:
   paired_seeds = np.isfinite(values[..., 1:, :] - values[..., :1, :])
   count = paired_seeds.sum(-1)
   effects = _effect_variance(values[..., 1:, ~single], own)
-  most = base * base_freedom / stats.chi2.ppf(1 - _CONFIDENCE, base_freedom)
+  most = base * base_freedom / chi2_ppf(1 - _CONFIDENCE, base_freedom)
   more = _baseline_seeds(values[..., 0, :], paired_seeds, single, effects, most)
   # Variance of a difference by part: the variant, the baseline at the paired seeds, and at the unpaired seeds.
   own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
@@ -295,17 +296,19 @@ def _residuals(values: np.ndarray, finished: np.ndarray, share: np.ndarray) -> n
 
 def moderated(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns moderated variances [..., variants], the baseline first, and their degrees of freedom."""
+  from scipy import special
+
   count = variance.shape[-1]
   logs = np.log(variance) - special.digamma(freedom / 2) + np.log(freedom / 2)
   center = logs.mean(-1, keepdims=True)
   spread = ((logs - center) ** 2).sum(-1, keepdims=True)
-  spread = spread / stats.chi2.ppf(1 - _CONFIDENCE, count - 1)
+  spread = spread / chi2_ppf(1 - _CONFIDENCE, count - 1)
   excess = spread - special.polygamma(1, freedom / 2).mean(-1, keepdims=True)
   prior = np.where(excess > 0, 2 * _inverse_trigamma(np.maximum(excess, 1e-3)), 2000.0)
   typical = np.exp(center + special.digamma(prior / 2) - np.log(prior / 2))
   # A prior of up to two degrees of freedom has no mean.
   prior = np.maximum(prior - 2, 0) + np.zeros_like(variance)
-  outlying = stats.f.sf(variance / typical, freedom, np.maximum(prior, 0.1))
+  outlying = f_sf(variance / typical, freedom, np.maximum(prior, 0.1))
   prior = prior * np.minimum(1, 2 * outlying)
   prior[..., 0] = np.minimum(prior[..., 0], freedom[..., 0])
   pooled = (prior * typical + freedom * variance) / (prior + freedom)
@@ -314,11 +317,19 @@ def moderated(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np
 
 def _inverse_trigamma(value: np.ndarray) -> np.ndarray:
   """Solves trigamma(x) = value by Newton's method, as limma does."""
+  from scipy import special
+
   x = 0.5 + 1 / value
   for _ in range(8):
     trigamma = special.polygamma(1, x)
     x = x + trigamma * (1 - trigamma / value) / special.polygamma(2, x)
   return x
+
+
+@functools.cache
+def _quadrature() -> tuple[np.ndarray, np.ndarray]:
+  """Returns the nodes and weights of means over a standard normal distribution."""
+  return np.polynomial.hermite_e.hermegauss(32)
 
 
 def family_error(p: np.ndarray, shared: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -329,12 +340,15 @@ def family_error(p: np.ndarray, shared: np.ndarray, groups: np.ndarray) -> np.nd
     shared: correlations of the comparisons with the noise of the baseline [..., comparisons].
     groups: integers of the shape of `shared`; comparisons of a group share the noise of a baseline.
   """
+  from scipy import special
+
   limit = special.ndtri(np.clip(p, 1e-300, 1) / 2)[..., None]
+  nodes, weights = _quadrature()
   rest = np.sqrt(1 - shared**2)
   none = np.ones(np.shape(p))
   for group in np.unique(groups):
     inside = np.zeros(np.shape(p))
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+    for node, weight in zip(nodes, weights / weights.sum(), strict=True):
       offset = shared * node
       within = special.ndtr((-limit - offset) / rest) - special.ndtr((limit - offset) / rest)
       inside = inside + weight * np.where(groups == group, within, 1).prod(-1)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+
+from t2x.statistics.distributions import t_ppf
 
 Goal = Literal['min', 'max']
 
@@ -56,7 +57,9 @@ def summarise(values: Sequence[float]) -> Summary:
   mean, std = float(np.mean(values)), float(np.std(values, ddof=1))
   if not std:
     return Summary(n, mean, 0.0, mean, mean)
-  low, high = stats.t.interval(1 - ALPHA, n - 1, mean, std / math.sqrt(n))
+  confidence = 1 - ALPHA
+  ends = np.array([1 - confidence, 1 + confidence]) / 2
+  low, high = mean + std / math.sqrt(n) * t_ppf(ends, n - 1)
   return Summary(n, mean, std, float(low), float(high))
 
 
@@ -69,6 +72,8 @@ def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
     values: variant -> seed -> metric.
     goal: whether a lower or a higher metric is better.
   """
+  from scipy import stats
+
   sign = 1 if goal == 'min' else -1
   finished = collections.Counter(seed for of_seed in values.values() for seed in of_seed)
   variants = sum(map(bool, values.values()))

@@ -1,8 +1,9 @@
 """Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
 
-t2x.sweeps.differences tests mean differences of the metric, and t2x.sweeps.learn_or_not guards them against runs that
-learn or do not. Equivalence follows from two one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), a
-difference in divergence rates from Barnard's exact test. All tests of a sweep are corrected together.
+t2x.statistics.differences tests mean differences of the metric, and t2x.statistics.learn_or_not guards them against
+runs that learn or do not. Equivalence follows from two one-sided tests (Schuirmann 1987,
+https://doi.org/10.1007/BF01068419), a difference in divergence rates from Barnard's exact test. All tests of a sweep
+are corrected together.
 
 A comparison without a p-value counts as p = 1. With a margin, a significant difference must reach it to help or hurt.
 Diverged seeds have no value: means and differences use the seeds that finished. If the divergence rates differ, they
@@ -17,12 +18,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
-from t2x.sweeps.differences import DifferenceTest, Sample, mean_tests
-from t2x.sweeps.learn_or_not import SPREAD, deciding_ranges, exchange_p, seeds_without_guard
-from t2x.sweeps.statistics import ALPHA, Goal
-from t2x.sweeps.two_way import holm, informational, single_level, step_down
+from t2x.statistics.differences import DifferenceTest, Sample, mean_tests
+from t2x.statistics.distributions import chi2_ppf, normal_sf, t_isf, t_ppf
+from t2x.statistics.learn_or_not import SPREAD, deciding_ranges, exchange_p, seeds_without_guard
+from t2x.statistics.summaries import ALPHA, Goal
+from t2x.statistics.two_way import holm, informational, single_level, step_down
 
 Verdict = Literal['helps', 'hurts', 'same', 'inconclusive', 'withheld']
 
@@ -38,7 +39,7 @@ class Comparison:
   Attributes:
     pairs: number of seeds that finished in both variants.
     difference: mean of variant - baseline over the pairs, corrected by further seeds of the baseline (see
-      t2x.sweeps.two_way); None without pairs.
+      t2x.statistics.two_way); None without pairs.
     low: lower end of the single-step interval of the difference, simultaneous for all planned comparisons.
     high: upper end of the interval.
     by_rates: whether 'helps' or 'hurts' follows from the divergence rates, and not from the mean difference.
@@ -215,6 +216,8 @@ def _divergence(variant: Sample, baseline: Sample) -> float | None:
   ended = [len(side.values) + side.diverged for side in (variant, baseline)]
   if not all(ended) or variant.diverged * ended[1] == baseline.diverged * ended[0]:
     return None
+  from scipy import stats
+
   table = [[variant.diverged, baseline.diverged], [len(variant.values), len(baseline.values)]]
   return float(stats.barnard_exact(table).pvalue)
 
@@ -262,7 +265,7 @@ def _is_significant(comparison: Comparison, level: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Guard:
-  """Limits of verdicts from few seeds (see t2x.sweeps.learn_or_not).
+  """Limits of verdicts from few seeds (see t2x.statistics.learn_or_not).
 
   Attributes:
     smallest: mean difference that each comparison must exceed [comparisons]; infinite if its seeds support no verdict.
@@ -363,10 +366,10 @@ def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int
   error = test.error
   if margin is None:
     total, of_total = test.examples.total(error, test.freedom)
-    effect = abs(test.difference) - total * float(stats.t.ppf(_BOUND, of_total))
+    effect = abs(test.difference) - total * float(t_ppf(_BOUND, of_total))
   else:
     effect = margin
-    error *= math.sqrt(test.freedom / float(stats.chi2.ppf(1 - _BOUND, test.freedom)))
+    error *= math.sqrt(test.freedom / float(chi2_ppf(1 - _BOUND, test.freedom)))
   if effect <= 0:
     return None
 
@@ -374,10 +377,10 @@ def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int
     freedom = test.freedom * (pairs - 1) / (test.pairs - 1)
     # More seeds do not reduce the noise of the examples.
     shift = effect / math.sqrt(error**2 * test.pairs / pairs + test.examples.variance)
-    limit = float(stats.t.isf(level / 2, freedom))
+    limit = float(t_isf(level / 2, freedom))
     # The noncentral t distribution, approximated by a normal one (Johnson and Welch 1940).
     normal = (limit * (1 - 1 / (4 * freedom)) - shift) / math.sqrt(1 + limit**2 / (2 * freedom))
-    return float(stats.norm.sf(normal)) >= POWER
+    return float(normal_sf(normal)) >= POWER
 
   low, high = test.pairs, test.pairs + MAX_SEEDS
   if not reached(high):

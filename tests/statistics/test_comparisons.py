@@ -10,8 +10,8 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 
-from t2x.sweeps import comparisons, two_way
-from t2x.sweeps.comparisons import MAX_SEEDS, Sample, compare
+from t2x.statistics import comparisons, two_way
+from t2x.statistics.comparisons import MAX_SEEDS, Sample, compare
 
 
 def sample(values, diverged=0):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from t2x.sweeps import two_way as model
+from t2x.statistics import two_way as model
 
 ROOT = Path(__file__).parents[2]
 

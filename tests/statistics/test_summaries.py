@@ -5,7 +5,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from t2x.sweeps.statistics import pareto_front, ranking, summarise
+from t2x.statistics.summaries import pareto_front, ranking, summarise
 
 
 def test_a_summary_matches_scipy():
