@@ -24,6 +24,7 @@ from hyper_connections import HyperConnections
 from x_transformers.x_transformers import Attention
 
 from t2x import layers
+from t2x.layers.building import at_position
 from t2x.models import Block, Stack
 
 # torchscale imports stochastic depth from timm, which needs torchvision; it is not used here.
@@ -305,7 +306,7 @@ def admin() -> float:
   linear = torch.nn.Linear(WIDTH, WIDTH, bias=False)
   x = torch.tensor(X)
   expected = norm(residual(x, linear(x)))
-  with layers.initializers.building(num_layers=6, num_branches=2):
+  with at_position(num_layers=6, num_branches=2):
     ours = layers.Admin(WIDTH, rngs=nnx.Rngs(0))
   weight = linear.weight.detach().numpy().T
   return largest(ours(jnp.asarray(X), lambda h: layers.Result(h @ weight)).x, expected)

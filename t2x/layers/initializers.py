@@ -4,11 +4,9 @@ Projections pass the shape of their two-dimensional matrix [inputs, outputs], so
 those of the matrix. Initialisers that depend on depth read it from the `BuildContext`.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -17,6 +15,7 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
+from t2x.layers.building import residual_branches
 
 __all__ = [
   'depth_scaled',
@@ -31,96 +30,6 @@ __all__ = [
   'xavier_uniform',
   'zeros',
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerNumbers:
-  """The layers of a body, counted from 0, that use each copy of stacked parameters.
-
-  Attributes:
-    users: for each copy, the layers that use it.
-    num_layers: number of layers of the body.
-  """
-
-  users: tuple[tuple[int, ...], ...]
-  num_layers: int
-
-
-@dataclasses.dataclass(frozen=True)
-class BuildContext:
-  """Properties of the model under construction that layers and initialisers read.
-
-  Attributes:
-    vocab_size: vocabulary size of the task.
-    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
-    num_layers: number of layers of the body.
-    stage: (number of layers before it, number of layers of the body), for the stack of a stage; None elsewhere.
-    counting: whether layers are only counted, so that `num_layers` is that of one stage.
-    num_branches: number of residual branches per layer.
-    layer: index in the body of the first layer with the parameters; traced, because layers are built together.
-    layers: the layers that use each copy of the parameters; None outside of stacks.
-    branch: index of the residual branch in its layer.
-    axis: logical axis of the features that a norm normalises.
-    heads: logical axis and number of the heads that a norm normalises one by one; None elsewhere.
-    pattern: attention pattern of the block, as far as the body, its stages and the block set it; None outside of them.
-    reads_source: whether attention attends to the source instead of its own tokens; see `FromSource`.
-    width_ratio: width of the model divided by that of its base (`MuP`), or 1.
-    init_factors: factors of initial values by parameter name; others have factor 1.
-  """
-
-  vocab_size: int | None = None
-  vocab_multiple: int | None = None
-  num_layers: int | None = None
-  stage: tuple[int, int] | None = None
-  counting: bool = False
-  num_branches: int | None = None
-  layer: Any = None
-  layers: LayerNumbers | None = None
-  branch: int | None = None
-  axis: str = 'embed'
-  heads: tuple[str, int] | None = None
-  pattern: Any = None
-  reads_source: bool = False
-  width_ratio: float = 1.0
-  init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-_CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_context')
-
-
-def build_context() -> BuildContext:
-  """Returns the current build context; its attributes have their defaults outside of `building`."""
-  return _CONTEXT.get(BuildContext())
-
-
-@contextlib.contextmanager
-def building(**fields: Any) -> Iterator[None]:
-  """Sets these fields of the `BuildContext` for the construction of parts inside the context."""
-  token = _CONTEXT.set(dataclasses.replace(build_context(), **fields))
-  try:
-    yield
-  finally:
-    _CONTEXT.reset(token)
-
-
-def residual_branches(name: str) -> int:
-  """Returns the number of residual branches of the body under construction, for the part `name`.
-
-  Raises:
-    UserError: no stack is under construction.
-  """
-  num_layers, num_branches = build_context().num_layers, build_context().num_branches
-  if num_layers is None or num_branches is None:
-    raise UserError(f'{name} depends on the depth of a stack: use it in the sublayers of a Block')
-  return num_layers * num_branches
-
-
-def branch_index() -> Any:
-  """Returns the index in its body of the residual branch under construction; 0 outside of a stack."""
-  context = build_context()
-  if context.layer is None or context.num_branches is None or context.branch is None:
-    return 0
-  return context.layer * context.num_branches + context.branch
 
 
 def std_of(init: Callable[..., Array], shape: Sequence[int]) -> float:

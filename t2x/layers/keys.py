@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.arrays import named_leaves, named_variables
-from t2x.layers.initializers import build_context, std_of
+from t2x.layers.building import build_context
+from t2x.layers.initializers import std_of
 
 __all__ = ['initialized', 'named_key', 'stacked']
 
@@ -167,7 +168,7 @@ class NamedRngs(nnx.Rngs):
     name = self.draws.names.get(number)
     key = self.params() if name is None else named_key(self.named.key[...], name)
     value = initial_value(init, key, shape, matrix)
-    factor = build_context().init_factors.get(name or '', 1.0)
+    factor = build_context().scale.factors.get(name or '', 1.0)
     return value if factor == 1.0 else value * factor, {}
 
 

@@ -11,8 +11,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Epsilon
+from t2x.layers.building import build_context, building
 from t2x.layers.dtypes import Dtypes, with_rank
-from t2x.layers.initializers import build_context, building, ones, zeros
+from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.parameters import Initializer, param
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.base.step import step_context
+from t2x.layers.building import build_context
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.grouped import grouped_product
-from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.one_cpu import project
 from t2x.layers.rules import Rule
@@ -84,7 +84,7 @@ def param(
     axes=tuple(axes),
     kind=kind,
     matrix=matrix,
-    layers=build_context().layers,
+    layers=build_context().position.layers,
     keep_float32=keep_float32 or kind == 'rule',
     rule=rule,
     maximum=maximum,

@@ -35,6 +35,7 @@ from t2x.layers import (
   Wiring,
   named_key,
 )
+from t2x.layers.building import at_position, build_context, building
 from t2x.layers.composites import (
   caches_of,
   initial_extras,
@@ -43,7 +44,6 @@ from t2x.layers.composites import (
   set_part,
   wirings_of,
 )
-from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import reads_encoding, without_encoding
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
@@ -86,9 +86,9 @@ class SublayerBlock(nnx.Module):
     wirings = wirings_of(self, wiring, sublayers)
     around = build_context().pattern
     own = pattern if around is None else around & pattern
-    with building(num_branches=len(sublayers), pattern=own):
+    with building(pattern=own), at_position(num_branches=len(sublayers)):
       for index, (name, build) in enumerate(sublayers.items()):
-        with building(branch=index):
+        with at_position(branch=index):
           set_part(self, name, build(d_model, rngs=rngs))
           setattr(self, f'{name}_wiring', wirings[name](d_model, rngs=rngs))
       self.encoding = encoding and encoding(d_model, rngs=rngs)

@@ -27,9 +27,9 @@ from t2x.layers import (
   named_key,
   normal,
 )
+from t2x.layers.building import building
 from t2x.layers.composites import replace_parts
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import building
 from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models.cache import BodyCache

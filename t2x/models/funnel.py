@@ -22,8 +22,8 @@ from t2x.layers import (
   Tokens,
   named_key,
 )
+from t2x.layers.building import Position, building
 from t2x.layers.composites import recorded_by
-from t2x.layers.initializers import building
 from t2x.layers.interfaces import reads_encoding
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import check_unread, reads_of, recordable
@@ -83,10 +83,10 @@ class Funnel(nnx.Module):
     order = [*([part for stage in stages for part in (pooling, stage)][1:]), decoder]
     builders = [part for part in order if part is not None]
 
-    def build(rngs: nnx.Rngs, places: Sequence[Any]) -> list[LayerStack]:
+    def build(rngs: nnx.Rngs, places: Sequence[Position]) -> list[LayerStack]:
       parts = []
       for part, place in zip(builders, places, strict=True):
-        with building(stage=place):
+        with building(position=place):
           parts.append(part(d_model, rngs=rngs))
       return parts
 

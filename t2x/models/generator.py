@@ -18,8 +18,8 @@ from t2x.layers import (
   named_key,
   normal,
 )
+from t2x.layers.building import building
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import building
 from t2x.models.bodies import Encoder
 from t2x.models.heads import MaskedLMHead
 from t2x.models.interfaces import Head, Output, OutputHead, TextModel

@@ -25,10 +25,10 @@ from t2x.layers import (
   zeros,
 )
 from t2x.layers.attention.kernels.base import apply_soft_cap
+from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.dtypes import with_rank
 from t2x.layers.embeddings.token_embeddings import float32_logits, round_up
-from t2x.layers.initializers import build_context
 from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
@@ -129,7 +129,7 @@ class TiedHead(LogitHead):
     rngs: nnx.Rngs,
   ):
     self.logit_scale, self.soft_cap, self.chunk = logit_scale, soft_cap, chunk
-    self.scale = (d_model / build_context().width_ratio) ** -0.5 if scaled else 1.0
+    self.scale = (d_model / build_context().scale.width_ratio) ** -0.5 if scaled else 1.0
     self.bias = _token_bias(vocab_size, rngs) if use_bias else None
 
   def logits(self, x, embedding):

@@ -19,8 +19,8 @@ from t2x.layers import (
   Tokens,
   named_key,
 )
+from t2x.layers.building import building
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead

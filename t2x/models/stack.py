@@ -21,10 +21,10 @@ from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.base.step import target
 from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
+from t2x.layers.building import LayerNumbers, Position, at_position, build_context, building
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import float32_sums
-from t2x.layers.initializers import LayerNumbers, build_context, building
 from t2x.layers.interfaces import reads_encoding
 from t2x.layers.keys import fold_in
 from t2x.layers.streams import Copies
@@ -132,7 +132,7 @@ class Stack(nnx.Module):
     self.stochastic_depth = stochastic_depth
 
     # Layers are numbered through the body, of which the stack may be one stage.
-    self.first_layer, self.body_layers = build_context().stage or (0, num_layers)
+    self.first_layer, self.body_layers = build_context().position.stage(num_layers)
     users = [self.sets.repeats(group) for group in range(self.num_groups)]
 
     def repeat(group, keys):
@@ -141,11 +141,11 @@ class Stack(nnx.Module):
         first = self.first_layer + place
         layers = tuple(tuple(first + r * len(blocks) for r in repeats) for repeats in users)
         layer = jnp.asarray([own[0] for own in layers])[group]
-        with building(layer=layer, layers=LayerNumbers(layers, self.body_layers)):
+        with at_position(layer=layer, layers=LayerNumbers(layers, self.body_layers)):
           built.append(block(d_model, rngs=keys))
       return nnx.List(built)
 
-    with building(num_layers=self.body_layers, stage=None):
+    with building(position=Position(num_layers=self.body_layers)):
       self.blocks = stacked(repeat, self.num_groups, rngs)
       self.ends = _stream_ends(self.blocks, d_model, rngs)
     if remat is not None:

@@ -27,8 +27,8 @@ from t2x.layers import (
   Tokens,
   named_key,
 )
+from t2x.layers.building import Position, build_context, building
 from t2x.layers.composites import recorded_by, replace_parts
-from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import reads_encoding, without_encoding
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import check_unread, reads_of, recordable
@@ -85,7 +85,7 @@ class Stages(nnx.Module):
     encodings = _each('encoding', encoding, len(stages), 'stages')
     self.stage_patterns = tuple(_each('pattern', pattern, len(stages), 'stages'))
 
-    def build(rngs: nnx.Rngs, places: Sequence[tuple[int, int] | None]) -> list[nnx.List]:
+    def build(rngs: nnx.Rngs, places: Sequence[Position]) -> list[nnx.List]:
       built = []
       width = d_model
       around = build_context().pattern
@@ -96,7 +96,7 @@ class Stages(nnx.Module):
         width = width if merging is None else merging.output_dim
         positions = build_encoding and build_encoding(width, rngs=rngs)
         narrowed = own if around is None else around & own
-        with building(stage=place, pattern=narrowed):
+        with building(position=place, pattern=narrowed):
           built.append((stage(width, rngs=rngs), merging, positions))
         width = built[-1][0].output_dim
       return [nnx.List(parts) for parts in zip(*built, strict=True)]
@@ -263,17 +263,17 @@ def _each(name: str, value: Any, number: int, kind: str) -> list[Any]:
 
 def layer_places(
   build: Callable[..., Sequence[LayerStack]], count: int
-) -> tuple[list[tuple[int, int]], int]:
-  """Returns the values of `BuildContext.stage` for stacks whose layers are numbered in order, and
-  their number of layers.
+) -> tuple[list[Position], int]:
+  """Returns the positions of stacks whose layers are numbered in order, and their number of layers.
 
   Args:
-    build: builds the stacks from random keys and these values. A stack's number of layers is known after its
+    build: builds the stacks from random keys and positions. A stack's number of layers is known after its
       construction, which reads that of all stacks.
     count: number of stacks.
   """
   with building(counting=True):
-    shapes = jax.eval_shape(lambda: build(nnx.Rngs(0), [None] * count))
+    shapes = jax.eval_shape(lambda: build(nnx.Rngs(0), [Position()] * count))
   ends = list(itertools.accumulate(stack.num_layers for stack in shapes))
-  first, total = build_context().stage or (0, ends[-1])
-  return [(start, total) for start in [first, *(first + end for end in ends[:-1])]], ends[-1]
+  first, total = build_context().position.stage(ends[-1])
+  starts = [first, *(first + end for end in ends[:-1])]
+  return [Position(layer=start, num_layers=total) for start in starts], ends[-1]

@@ -22,8 +22,8 @@ from t2x.base.ranges import (
   TrialSeed,
 )
 from t2x.data import Tokenizer
+from t2x.layers.building import building
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import building
 from t2x.models import Model
 from t2x.parallel import Mesh
 from t2x.tasks import Evaluator, Task

@@ -10,7 +10,7 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.text_table import text_table
-from t2x.layers.initializers import building
+from t2x.layers.building import Scale, building
 from t2x.layers.keys import Drawn, drawn
 from t2x.models import Model
 
@@ -120,7 +120,7 @@ class Scaled:
   scaling: Scaling
 
   def __call__(self, *, rngs: nnx.Rngs) -> Model:
-    with building(width_ratio=self.scaling.width_ratio, init_factors=self.scaling.inits):
+    with building(scale=Scale(self.scaling.width_ratio, self.scaling.inits)):
       return self.model(rngs=rngs)
 
 

@@ -11,8 +11,8 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.layers.arrays import named_variables
+from t2x.layers.building import LayerNumbers
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import LayerNumbers
 from t2x.layers.parameters import Kind
 from t2x.layers.rules import Rule
 

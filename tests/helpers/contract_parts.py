@@ -109,7 +109,7 @@ from t2x.layers import (
   silu,
   zeros,
 )
-from t2x.layers.initializers import building
+from t2x.layers.building import building
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.layers import MLP, MultiHeadAttention, depth_scaled, fixup, he_normal, normal, width_normal
-from t2x.layers.initializers import building
+from t2x.layers.building import at_position
 from t2x.models import Block, ParallelBlock, Stack
 
 KEY, SHAPE = jax.random.key(3), (64, 32)
@@ -44,7 +44,7 @@ def test_depth_scaled_takes_the_branches_of_the_stack_being_built(
 
 
 def test_fixup_takes_its_branches_from_the_stack_too():
-  with building(num_layers=5, num_branches=2):
+  with at_position(num_layers=5, num_branches=2):
     found = fixup(branch_layers=3)(KEY, SHAPE)
   np.testing.assert_allclose(found, fixup(num_branches=10, branch_layers=3)(KEY, SHAPE))
   np.testing.assert_allclose(found, he_normal()(KEY, SHAPE) * 10 ** (-1 / 4), rtol=1e-6)
@@ -57,8 +57,8 @@ def test_an_initialiser_that_needs_a_depth_is_refused_outside_of_a_stack(init):
 
 
 def test_the_depth_matches_the_innermost_stack_and_ends_with_it():
-  with building(num_layers=5, num_branches=2):
-    with building(num_layers=2):
+  with at_position(num_layers=5, num_branches=2):
+    with at_position(num_layers=2):
       np.testing.assert_allclose(depth_scaled()(KEY, SHAPE), normal(0.02)(KEY, SHAPE) / 2)
     tenth = normal(0.02)(KEY, SHAPE) / jnp.sqrt(10)
     np.testing.assert_allclose(depth_scaled()(KEY, SHAPE), tenth, rtol=1e-6)

@@ -13,7 +13,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.layers import Linear, depth_scaled, dropout, initialized, named_key, normal, param, stacked
 from t2x.layers.arrays import named_leaves
-from t2x.layers.initializers import building
+from t2x.layers.building import at_position
 from t2x.layers.keys import bernoulli, fold_in, row_keys
 
 KEY = jax.random.key(3)
@@ -94,7 +94,7 @@ def test_layers_inside_layers_are_numbered_by_both(jit):
 
 def test_values_match_the_initializer_where_it_is_built():
   def build(rngs):
-    with building(num_layers=8, num_branches=2):
+    with at_position(num_layers=8, num_branches=2):
       return Linear((64,), (64, 8), ('a', 'b', 'c'), init=depth_scaled(normal(0.4)), rngs=rngs)
 
   model = initialized(build, KEY)

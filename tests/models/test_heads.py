@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding, normal
-from t2x.layers.initializers import building
+from t2x.layers.building import Scale, building
 from t2x.models import (
   AttentionPool,
   Classifier,
@@ -29,7 +29,7 @@ SEGMENTS = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 @pytest.mark.parametrize('ratio', [1.0, 4.0])
 def test_a_scaled_tied_head_divides_by_the_root_of_the_width_of_the_base(ratio):
-  with building(width_ratio=ratio):
+  with building(scale=Scale(ratio)):
     head = TiedHead(4, 7, scaled=True, rngs=nnx.Rngs(0))
     plain = TiedHead(4, 7, rngs=nnx.Rngs(0))
   expected = np.asarray(plain(X, TABLE)) / np.sqrt(4 / ratio)

@@ -114,7 +114,7 @@ MUTATIONS = (
   ),
   Mutation(
     'models-tied-head-scale-under-mup',
-    '(d_model / build_context().width_ratio) ** -0.5 if scaled',
+    '(d_model / build_context().scale.width_ratio) ** -0.5 if scaled',
     'd_model**-0.5 if scaled',
     'tests/models/test_heads.py',
   ),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers.initializers import building
+from t2x.layers.building import building
 from t2x.layers.interfaces import Sublayer
 
 __all__ = ['FromSource']

@@ -52,8 +52,9 @@ from t2x.layers.attention.memory import PersistentMemory
 from t2x.layers.attention.per_projection import HeadNorms, Projection, biases_of, normalized
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
+from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import build_context, xavier_uniform
+from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Scores, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.positions.encoding import PositionEncoding, Projections

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.initializers import build_context, building
+from t2x.layers.building import build_context, building
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import stacked
 from t2x.layers.norms import LayerNorm, norm_over

@@ -14,10 +14,11 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.base.step import is_plain
+from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.embeddings.inputs import Input, TextEmbedding
-from t2x.layers.initializers import build_context, normal, xavier_uniform
+from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.one_cpu import multiply, multiply_transposed, on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
 from t2x.layers.tokens import Tokens
@@ -160,7 +161,7 @@ def round_up(size: int, multiple: int) -> int:
 
 def _scales(d_model: int, scaled: bool) -> tuple[float, float]:
   """Returns the factors of vectors and of logits; with `MuP` they depend on the width of its base."""
-  ratio = build_context().width_ratio
+  ratio = build_context().scale.width_ratio
   return math.sqrt(d_model / ratio) if scaled else 1.0, 1 / ratio
 
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
 from t2x.layers.attention.head_projections import source_of
+from t2x.layers.building import build_context
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.initializers import build_context
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.keys import named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, run

@@ -22,14 +22,9 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Positive, Size, TunableRate
+from t2x.layers.building import branch_index, build_context, residual_branches
 from t2x.layers.dtypes import with_rank
-from t2x.layers.initializers import (
-  DepthFactor,
-  branch_index,
-  build_context,
-  residual_branches,
-  xavier_uniform,
-)
+from t2x.layers.initializers import DepthFactor, xavier_uniform
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import param
@@ -209,7 +204,7 @@ class t_fixup_decoder(DepthFactor):
 
 
 def _num_layers(name: str) -> int:
-  num_layers = build_context().num_layers
+  num_layers = build_context().position.num_layers
   if num_layers is None:
     raise UserError(
       f'{name} depends on the depth of a stack: use it in a Block, or set its number of layers'

@@ -11,8 +11,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Positive, Range, TunableRate
+from t2x.layers.building import branch_index
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.initializers import branch_index, ones, zeros
+from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import param

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
+from t2x.layers.building import at_position, build_context
 from t2x.layers.caches import Cache
 from t2x.layers.composites import (
   caches_of,
@@ -27,7 +28,6 @@ from t2x.layers.composites import (
   set_part,
   wirings_of,
 )
-from t2x.layers.initializers import build_context, building
 from t2x.layers.interfaces import (
   Call,
   Norm,
@@ -147,11 +147,11 @@ class Parallel(_Parts):
     self.norm: Any = norm and norm(d_model, rngs=rngs)
     for name, build_norm in own_norms.items():
       set_part(self, f'{name}_norm', build_norm(d_model, rngs=rngs))
-    context, num = build_context(), len(parts)
+    position, num = build_context().position, len(parts)
     for index, (name, build) in enumerate(parts.items()):
-      with building(
-        num_branches=None if context.num_branches is None else num * context.num_branches,
-        branch=None if context.branch is None else num * context.branch + index,
+      with at_position(
+        num_branches=None if position.num_branches is None else num * position.num_branches,
+        branch=None if position.branch is None else num * position.branch + index,
       ):
         set_part(self, name, build(d_model, rngs=rngs))
 

@@ -29,7 +29,7 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
-from t2x.layers.initializers import building
+from t2x.layers.building import building
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytest.importorskip('transformers', reason="the extra 'references' is not installed")

@@ -24,7 +24,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.layers.initializers import building
+from t2x.layers.building import building
 from t2x.layers.mixers.cells import run
 from t2x.models import SublayerBlock
 

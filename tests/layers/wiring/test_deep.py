@@ -28,7 +28,7 @@ from t2x.layers import (
   width_normal,
   xavier_uniform,
 )
-from t2x.layers.initializers import building
+from t2x.layers.building import at_position
 from t2x.models import Block, Stack
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
@@ -40,13 +40,13 @@ WEIGHT = np.asarray(jax.random.normal(jax.random.key(2), (WIDTH, WIDTH)))
 
 
 def built(kind, num_layers, num_branches=2, **settings):
-  with building(num_layers=num_layers, num_branches=num_branches):
+  with at_position(num_layers=num_layers, num_branches=num_branches):
     return kind(WIDTH, rngs=nnx.Rngs(0), **settings)
 
 
 def factor(init, num_layers, num_branches=2):
   """The factor by which an initialiser multiplies Xavier's values."""
-  with building(num_layers=num_layers, num_branches=num_branches):
+  with at_position(num_layers=num_layers, num_branches=num_branches):
     values = init(KEY, (16, 24))
   (ratio,) = np.unique(np.round(values / init.init(KEY, (16, 24)), 5))
   return ratio

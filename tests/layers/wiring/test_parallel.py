@@ -24,9 +24,9 @@ from t2x.layers import (
   RoPE,
   Tokens,
 )
+from t2x.layers.building import at_position, branch_index, residual_branches
 from t2x.layers.caches import RecurrentState
 from t2x.layers.composites import recorded_by
-from t2x.layers.initializers import branch_index, building, residual_branches
 from t2x.layers.keys import row_keys
 from t2x.layers.wiring.parallel import PartCaches
 from t2x.models import SublayerBlock
@@ -130,7 +130,7 @@ def test_a_part_counts_as_a_branch_for_initialisers_that_depend_on_depth():
       super().__init__(d_model, hidden_dim=4, rngs=rngs)
       seen.append((branch_index(), residual_branches('Counting')))
 
-  with building(num_layers=3, layer=1):
+  with at_position(num_layers=3, layer=1):
     both = part(Parallel, parts={'one': Counting, 'two': Counting})
     SublayerBlock(WIDTH, sublayers={'both': both, 'last': Counting}, rngs=nnx.Rngs(0))
   # The sum of two parts with the variance 1 / 12 each has that of a branch, 1 / 6.
