@@ -3,7 +3,6 @@ drawn anew in each epoch."""
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -11,11 +10,10 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Int
 
-from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Positive, Range, Text
 from t2x.data.corruption import to_sides
 from t2x.data.masking import mask_id
-from t2x.data.tokenizers.base import Tokenizer
+from t2x.data.tokenizers.base import Tokenizer, ids_with
 
 __all__ = [
   'CorruptText',
@@ -241,19 +239,3 @@ class CorruptText:
 def _chosen(items: np.ndarray, rate: float, rng: np.random.Generator) -> Int[np.ndarray, 'chosen']:
   """Returns the indices of rate * the number of items, rounded up, in random order."""
   return rng.permutation(len(items))[: math.ceil(len(items) * rate)]
-
-
-@functools.lru_cache(maxsize=64)
-def ids_with(tokenizer: Tokenizer, texts: tuple[str, ...], setting: str) -> tuple[int, ...]:
-  """Returns the tokens whose text contains one of `texts`.
-
-  Raises:
-    UserError: no token contains one of them.
-  """
-  decoded = ((i, tokenizer.decode([i])) for i in range(tokenizer.vocab_size))
-  ids = tuple(i for i, text in decoded if any(part in text for part in texts))
-  if not ids:
-    raise UserError(
-      f'no token of the tokenizer contains one of {setting} = {list(texts)}: use other texts or another tokenizer'
-    )
-  return ids

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text
 from t2x.data import Tokenizer
-from t2x.data.denoising import ids_with
+from t2x.data.tokenizers.base import ids_with
 from t2x.layers.marks import MarkFunction, Marks, TokenMark
 from t2x.layers.patterns.algebra import mark_names
 

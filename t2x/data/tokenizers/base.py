@@ -396,3 +396,19 @@ def trim_spans(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) 
 
 def _to_located(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
   return Located(np.array(ids, np.int32), np.array(spans, np.int32).reshape(-1, 2))
+
+
+@functools.lru_cache(maxsize=64)
+def ids_with(tokenizer: Tokenizer, texts: tuple[str, ...], setting: str) -> tuple[int, ...]:
+  """Returns the tokens whose text contains one of `texts`.
+
+  Raises:
+    UserError: no token contains one of them.
+  """
+  decoded = ((i, tokenizer.decode([i])) for i in range(tokenizer.vocab_size))
+  ids = tuple(i for i, text in decoded if any(part in text for part in texts))
+  if not ids:
+    raise UserError(
+      f'no token of the tokenizer contains one of {setting} = {list(texts)}: use other texts or another tokenizer'
+    )
+  return ids
