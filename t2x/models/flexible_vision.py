@@ -1,25 +1,16 @@
 """Vision transformer for several patch sizes (FlexiViT, https://arxiv.org/abs/2212.08013)."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 from flax import nnx
 
 from t2x.layers import Embedder, FlexiblePatches
-from t2x.models.interfaces import Model
+from t2x.models.interfaces import FlexibleModel
 from t2x.models.vision import VisionTransformer
 
-__all__ = ['FlexibleModel', 'FlexibleVisionTransformer']
-
-
-@runtime_checkable
-class FlexibleModel(Model, Protocol):
-  """Interface of models of images whose patch size may change."""
-
-  def at_patch_size(self, size: int) -> 'FlexibleModel':
-    """Returns the model with the same parameters and patches of `size` x `size` pixels."""
-    ...
+__all__ = ['FlexibleVisionTransformer']
 
 
 class FlexibleVisionTransformer(VisionTransformer):

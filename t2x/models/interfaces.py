@@ -25,7 +25,16 @@ from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 
-__all__ = ['DecodingModel', 'Head', 'Model', 'Output', 'OutputHead', 'Pooling', 'TextModel']
+__all__ = [
+  'DecodingModel',
+  'FlexibleModel',
+  'Head',
+  'Model',
+  'Output',
+  'OutputHead',
+  'Pooling',
+  'TextModel',
+]
 
 # Segment of each token, 0 for padding; None: no padding.
 RowSegments = Int[Array, 'batch length'] | None
@@ -302,6 +311,15 @@ class Model(Protocol):
   @property
   def spec(self) -> ModelSpec:
     """Inputs, outputs and sizes of the model."""
+    ...
+
+
+@runtime_checkable
+class FlexibleModel(Model, Protocol):
+  """Interface of models of images whose patch size may change."""
+
+  def at_patch_size(self, size: int) -> 'FlexibleModel':
+    """Returns the model with the same parameters and patches of `size` x `size` pixels."""
     ...
 
 
