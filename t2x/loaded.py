@@ -17,6 +17,7 @@ from t2x.parallel import Placed, Processes
 from t2x.run_folder.lines import metric_lines
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
+from t2x.tasks.fill_mask import fill_masks
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
 from t2x.train.checkpoints.store import Checkpoints
@@ -152,7 +153,7 @@ class Loaded:
     (task, *_) = self.task.parts.values()
     if not isinstance(task, MaskedLM):
       raise UserError(f'{type(task).__name__} does not fill masks: load a run of MaskedLM')
-    return task.fill_masks(self.model, as_list(prompts), top_k)
+    return fill_masks(self.model, task.fitted, as_list(prompts), top_k, task.token_marks)
 
   def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Converts texts to token ids and segments (1 for tokens, 0 for padding), int32 [batch, length].

@@ -13,8 +13,8 @@ from t2x.base.ranges import Size, Text
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
-from t2x.tasks.fill_mask import MASK
-from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.fill_mask import fill_masks
+from t2x.tasks.masked_lm import MASK, MaskedLM
 
 __all__ = ['Cloze']
 
@@ -63,7 +63,8 @@ class Cloze(TaskEvaluator):
     starts = range(0, len(pairs), self.batch_size)
     for start in evaluated.watched(starts):
       chosen = pairs[start : start + self.batch_size]
-      answers = task.fill_masks(evaluated.model(), [prompt for prompt, _ in chosen], 2)
+      prompts = [prompt for prompt, _ in chosen]
+      answers = fill_masks(evaluated.model(), task.fitted, prompts, 2, task.token_marks)
       for (prompt, words), answer in zip(chosen, answers, strict=True):
         hits.append([_is(word, mask) for word, mask in zip(words, answer['masks'], strict=True)])
         samples.append({'prompt': prompt, 'output': answer['text']})

@@ -14,32 +14,9 @@ from t2x.data import Tokenizer
 from t2x.layers.marks import Marks
 from t2x.models.language_model import select
 from t2x.parallel.placed import runs_model, whole_rows
+from t2x.tasks.masked_lm import MASK, check_masks, mask_spelling
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
-
-# Placeholder for the mask token of every tokenizer.
-MASK = '<mask>'
-
-
-def mask_spelling(tokenizer: Tokenizer) -> str:
-  """Returns the tokenizer's own spelling of the mask token, such as '[MASK]'.
-
-  Raises:
-    UserError: the tokenizer has no mask token.
-  """
-  if tokenizer.mask_id is None:
-    raise UserError('the tokenizer has no mask token: masks cannot be filled')
-  return tokenizer.pieces([tokenizer.mask_id])[0]
-
-
-def check_masks(tokenizer: Tokenizer, prompt: str) -> None:
-  """Raises UserError if the prompt has no mask."""
-  own = mask_spelling(tokenizer)
-  if MASK not in prompt and own not in prompt:
-    spellings = MASK if own == MASK else f'{MASK} or {own}'
-    raise UserError(
-      f'the prompt has no mask to fill: write {spellings} in place of each missing token'
-    )
 
 
 def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -4,20 +4,22 @@ RoBERTa, https://arxiv.org/abs/1907.11692)."""
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Fraction, Range
-from t2x.data import Chain, MaskTokens, SingleTokens, TokenChoice
+from t2x.data import Chain, MaskTokens, SingleTokens, TokenChoice, Tokenizer
 from t2x.data.batches import Transform
 from t2x.models.language_model import select
 from t2x.tasks.distillation import DistillableTokens
-from t2x.tasks.fill_mask import check_masks, fill_masks
 
 __all__ = ['MaskedLM']
+
+# Placeholder for the mask token of every tokenizer.
+MASK = '<mask>'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,10 +120,27 @@ class MaskedLM(ChosenTokens):
   def check_prompt(self, prompt):
     check_masks(self.fitted, prompt)
 
-  def fill_masks(self, model: Any, prompts: Sequence[str], top_k: int) -> list[dict[str, Any]]:
-    """Ranks the tokens for each mask of each prompt; see `t2x.tasks.fill_mask.fill_masks`."""
-    return fill_masks(model, self.fitted, prompts, top_k, self.token_marks)
-
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Raises UserError: a masked language model fills masks."""
     raise UserError('a masked language model does not continue texts: use fill_masks')
+
+
+def mask_spelling(tokenizer: Tokenizer) -> str:
+  """Returns the tokenizer's own spelling of the mask token, such as '[MASK]'.
+
+  Raises:
+    UserError: the tokenizer has no mask token.
+  """
+  if tokenizer.mask_id is None:
+    raise UserError('the tokenizer has no mask token: masks cannot be filled')
+  return tokenizer.pieces([tokenizer.mask_id])[0]
+
+
+def check_masks(tokenizer: Tokenizer, prompt: str) -> None:
+  """Raises UserError if the prompt has no mask."""
+  own = mask_spelling(tokenizer)
+  if MASK not in prompt and own not in prompt:
+    spellings = MASK if own == MASK else f'{MASK} or {own}'
+    raise UserError(
+      f'the prompt has no mask to fill: write {spellings} in place of each missing token'
+    )
