@@ -1,6 +1,8 @@
 """Tokenizers lose nothing and are the same wherever they are trained."""
 
+import importlib
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2x.base.errors import UserError
-from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer
+from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer, tokenizers
 from t2x.data.samples.text_sample import sample
+from t2x.data.tokenizers.base import Tokenizer
+from t2x.data.tokenizers.existing import CLASSES, class_of
 from t2x.data.tokenizers.sentencepiece import num_threads
 
 
@@ -224,3 +228,17 @@ def test_a_sample_is_small_and_taken_from_all_of_the_text(texts, limit):
   assert sum(map(len, kept)) <= limit or len(kept) == 1
   if total <= limit:
     assert ''.join(kept) == ''.join(texts)
+
+
+def test_each_kind_is_read_by_the_class_that_writes_it():
+  folder = Path(tokenizers.__file__).parent
+  modules = [
+    importlib.import_module(f't2x.data.tokenizers.{file.stem}') for file in folder.glob('*.py')
+  ]
+  kinds = {
+    cls.kind: cls
+    for module in modules
+    for cls in vars(module).values()
+    if isinstance(cls, type) and issubclass(cls, Tokenizer) and 'kind' in vars(cls)
+  }
+  assert kinds == {kind: class_of(kind) for kind in CLASSES}

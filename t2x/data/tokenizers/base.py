@@ -307,7 +307,7 @@ class TokenizerConfig(abc.ABC):
     """
     folder = self._folder(cache, source_fingerprint)
     prepare(folder, lambda temporary: self.train(texts())._write(temporary))
-    return read(folder, self.kinds)
+    return read(folder, {cls.kind: cls for cls in self.kinds}.__getitem__)
 
   def is_fitted(self, source_fingerprint: str, cache: Path | None = None) -> bool:
     """Returns whether the cache holds the tokenizer of a source."""
@@ -351,8 +351,12 @@ class Existing(TokenizerConfig):
     return tokenizer
 
 
-def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
-  """Returns the tokenizer saved in `folder`, which must be of one of the given kinds.
+def read(folder: Path, class_of: Callable[[str], type[Tokenizer]]) -> Tokenizer:
+  """Returns the tokenizer saved in `folder`.
+
+  Args:
+    folder: the folder.
+    class_of: returns the class with this `kind`; raises KeyError if tokenizers of the kind cannot be read here.
 
   Raises:
     UserError: it is damaged or of another kind.
@@ -361,8 +365,7 @@ def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
     raise UserError(f'{folder} holds no tokenizer: it has no tokenizer.json')
   saved = read_json(folder / 'tokenizer.json', LARGE)
   try:
-    kind = {kind.kind: kind for kind in kinds}[saved.pop('kind')]
-    tokenizer = kind.load(folder, saved)
+    tokenizer = class_of(saved.pop('kind')).load(folder, saved)
   except UserError:
     raise
   # The libraries raise bare Exceptions for files that they cannot read.

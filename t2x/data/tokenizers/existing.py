@@ -1,16 +1,25 @@
 """Tokenizers that exist: in memory, or stored in a run folder."""
 
 import dataclasses
+import importlib
 from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text
 from t2x.data.tokenizers.base import Existing, SpecialIds, Tokenizer, read
-from t2x.data.tokenizers.palette import TEXT_KINDS, PaletteTokenizer
 
 __all__ = ['RunTokenizer', 'load_tokenizer']
 
-KINDS = (*TEXT_KINDS, PaletteTokenizer)
+# Module and class of each kind of stored tokenizer. Reading one imports its module, not those of the others.
+CLASSES = {
+  'bytes': 'characters.ByteTokenizer',
+  'characters': 'characters.CharacterTokenizer',
+  'fast': 'fast.FastTokenizer',
+  'marian': 'hub_sentencepiece.MarianTokenizer',
+  'palette': 'palette.PaletteTokenizer',
+  'sentencepiece': 'sentencepiece.SentencePieceTokenizer',
+  'spiece': 'hub_sentencepiece.SpieceTokenizer',
+}
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -19,7 +28,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
   Raises:
     UserError: the folder holds no tokenizer, or a damaged one.
   """
-  return read(Path(folder), KINDS)
+  return read(Path(folder), class_of)
+
+
+def class_of(kind: str) -> type[Tokenizer]:
+  """Returns the class of tokenizers of a kind; raises KeyError if there is none."""
+  module, _, name = CLASSES[kind].partition('.')
+  return getattr(importlib.import_module(f't2x.data.tokenizers.{module}'), name)
 
 
 class Fitted(Existing):

@@ -10,22 +10,10 @@ from jaxtyping import Float, Int
 from t2x.base.errors import UserError
 from t2x.base.packages import imported
 from t2x.base.ranges import Natural, Size
-from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig, read
-from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
-from t2x.data.tokenizers.fast import FastTokenizer
-from t2x.data.tokenizers.hub_sentencepiece import MarianTokenizer, SpieceTokenizer
-from t2x.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.existing import load_tokenizer
 
 __all__ = ['Palette']
-
-TEXT_KINDS = (
-  ByteTokenizer,
-  CharacterTokenizer,
-  FastTokenizer,
-  MarianTokenizer,
-  SentencePieceTokenizer,
-  SpieceTokenizer,
-)
 
 
 class PaletteTokenizer(Tokenizer):
@@ -104,7 +92,7 @@ class PaletteTokenizer(Tokenizer):
 
   @classmethod
   def load(cls, folder, saved):
-    text = read(folder / 'text', TEXT_KINDS) if saved['text'] else None
+    text = load_tokenizer(folder / 'text') if saved['text'] else None
     return cls(np.array(saved['colours'], np.float64), text)
 
 
