@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
+from t2x.base.names import packages
 
 if TYPE_CHECKING:
   from t2x.train import Experiment
 
-# The packages whose public names config files may use.
-PACKAGES = tuple(
-  f't2x.{name}' for name in ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
-)
+# The packages whose public names config files may use. A package is imported when a config names a part of it.
+PACKAGES = packages()
 # Exported functions with side effects (downloads, files, connections), which configs must not call.
 SIDE_EFFECTS = ('connect', 'fetch', 'inspect_batches', 'train')
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
   from t2x.base.errors import UserError
   from t2x.base.suggestions import did_you_mean
   from t2x.cli.options import refuse
-  from t2x.config import Registry, catalogue
+  from t2x.config import catalogue
   from t2x.experiments import registry
 
   parts = registry(args.modules)
@@ -53,8 +53,7 @@ def run(args: argparse.Namespace) -> int:
       interface for interface in interfaces if interface.cls.__name__ == args.name.lstrip('@')
     ]
     name = args.name.lstrip('@')
-    sweeps = Registry.of(('t2x.sweeps.sweep', 't2x.sweeps.tune')) if name in _SWEEPS else parts
-    matches = sweeps.find(name)
+    matches = (_sweep_parts() if name in _SWEEPS else parts).find(name)
     if not matches and not chosen:
       names = [*parts.names(), *(interface.cls.__name__ for interface in interfaces), *_SWEEPS]
       raise UserError(
@@ -81,6 +80,17 @@ def run(args: argparse.Namespace) -> int:
       print('\n'.join([*_listed(interface, width), '']))
     print('t2x parts NAME describes a part and its parameters')
   return 0
+
+
+def _sweep_parts() -> Any:
+  """Returns a registry of the classes that sweep files bind."""
+  from t2x.config import Registry
+  from t2x.sweeps import sweep, tune
+
+  registry = Registry()
+  registry.add_object('t2x.sweeps', 'Sweep', sweep.Sweep)
+  registry.add_object('t2x.sweeps', 'Tune', tune.Tune)
+  return registry
 
 
 def _places(interface: Any, most: int = 4) -> str:

@@ -1,5 +1,12 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
+from typing import TYPE_CHECKING
+
+from t2x.base.names import missing
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__)
+
 from t2x.data.batches import *
 from t2x.data.best_fit import *
 from t2x.data.boxes import *

@@ -3,6 +3,13 @@
 A config can name what it exports. The package does not depend on tasks, data, meshes or configs.
 """
 
+from typing import TYPE_CHECKING
+
+from t2x.base.names import missing
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__)
+
 from t2x.layers.attention.cache import *
 from t2x.layers.attention.from_source import *
 from t2x.layers.attention.gated_context import *

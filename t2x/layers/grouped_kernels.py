@@ -14,8 +14,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-__all__ = ['block_products', 'block_sums']
-
 # Rows and columns of a tile: the largest number that divides the dimension of a matrix.
 _TILES = 128, 64, 32
 

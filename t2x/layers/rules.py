@@ -14,8 +14,6 @@ from jaxtyping import Array, Float
 
 from t2x.base.step import is_plain
 
-__all__ = ['Fixed', 'Rule', 'reported']
-
 
 @runtime_checkable
 class Rule(Protocol):

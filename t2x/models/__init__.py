@@ -1,6 +1,13 @@
 """Models built of layers: residual blocks, stacks of blocks, encoders and decoders, output heads, and
 the text and image models that combine them."""
 
+from typing import TYPE_CHECKING
+
+from t2x.base.names import missing
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__)
+
 from t2x.models.autoregressive_forecasting import *
 from t2x.models.block import *
 from t2x.models.bodies import *

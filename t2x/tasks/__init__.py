@@ -1,5 +1,12 @@
 """Learning tasks: model inputs from raw examples, losses, metrics and evaluators. One file per task."""
 
+from typing import TYPE_CHECKING
+
+from t2x.base.names import missing
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__)
+
 from t2x.tasks.alignments import *
 from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *

@@ -5,8 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ['SINCE_BEST', 'EarlyStopping']
-
 # Metric of an evaluation of a run with `Trainer.patience`: the number of evaluations since the best one.
 SINCE_BEST = 'evaluations_since_best'
 

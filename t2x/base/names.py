@@ -1,0 +1,116 @@
+"""The table of t2x's public names: name -> the module whose `__all__` lists it, read without importing any module.
+
+The table is read from the folders: a file that moves from one package to another takes its names along.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+ROOT = Path(__file__).parents[1]
+
+# The packages of the core whose names configs may use.
+CORE = tuple(
+  f't2x.{name}' for name in ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
+)
+# Files that connect a domain with the lab, which finds them by file name.
+_LAB_FILES = ('interop.py', 'look.py')
+
+_LISTED = re.compile(r'^__all__ = (\[.*?\])', re.MULTILINE | re.DOTALL)
+# Protocols, which have no instances; and assigned names with a capital, which are constants or type aliases.
+_NO_PARTS = re.compile(
+  r'^class (\w+)(?:\[.*?\])?\([^)]*\bProtocol\b|^([A-Z]\w*)(?:: .+?)? = ', re.MULTILINE
+)
+
+
+def packages() -> tuple[str, ...]:
+  """Returns the packages whose names configs may use: those of the core, the samples, and each domain."""
+  domains = (_dotted(folder) for folder in sorted((ROOT / 'domains').glob('*')))
+  return tuple(name for name in (*CORE, 't2x.samples', *domains) if _init(name).is_file())
+
+
+class Name(NamedTuple):
+  """A name in the `__all__` of a module.
+
+  Attributes:
+    name: the name.
+    module: the full name of the module.
+    is_part: False for protocols, constants and type aliases, which configs cannot name.
+  """
+
+  name: str
+  module: str
+  is_part: bool
+
+
+@functools.cache
+def names(package: str) -> tuple[Name, ...]:
+  """Returns the names that the modules of a package list, or those of one module.
+
+  Args:
+    package: the full name of a package or module of t2x.
+  """
+  found: list[Name] = []
+  for module, path in _modules(package).items():
+    text = path.read_text(encoding='utf-8')
+    if listed := _LISTED.search(text):
+      no_parts = {name for pair in _NO_PARTS.findall(text) for name in pair}
+      found += [Name(name, module, name not in no_parts) for name in ast.literal_eval(listed[1])]
+  return tuple(found)
+
+
+def import_line(package: str, entry: Name) -> str:
+  """Returns the import of a name: from its package if that exports the names of the module, else from the module."""
+  is_exported = f'from {entry.module} import *' in _init(package).read_text(encoding='utf-8')
+  return f'from {package if is_exported else entry.module} import {entry.name}'
+
+
+def missing(package: str) -> Callable[[str], NoReturn]:
+  """Returns the `__getattr__` of a package, which Python calls for names that the package does not have.
+
+  It raises an ImportError with the line to write for a name of another package, to which its module may have moved, and
+  for a name that a module of the package imports from the package before that has it. `from PACKAGE import NAME` and
+  `PACKAGE.NAME` both call it; the import statement would replace the message of an AttributeError.
+  """
+
+  def __getattr__(name: str) -> NoReturn:
+    if not name.startswith('_') and not _is_module(package, name):
+      for other in packages():
+        for entry in names(other):
+          if entry.name == name and other == package:
+            line = f'from {entry.module} import {name}'
+            raise ImportError(f'{package} does not have {name} yet: write `{line}` in its modules')
+          if entry.name == name:
+            raise ImportError(f'{name} is not in {package}: write `{import_line(other, entry)}`')
+    raise AttributeError(f'module {package!r} has no attribute {name!r}')
+
+  return __getattr__
+
+
+def _modules(package: str) -> dict[str, Path]:
+  path = _path(package)
+  if not path.is_dir():
+    return {package: path.with_suffix('.py')}
+  skipped = ('__init__.py', *(_LAB_FILES if path.parent.name == 'domains' else ()))
+  files = sorted(file for file in path.rglob('*.py') if file.name not in skipped)
+  return {_dotted(file.with_suffix('')): file for file in files}
+
+
+def _is_module(package: str, name: str) -> bool:
+  path = _path(package) / name
+  return path.is_dir() or path.with_suffix('.py').is_file()
+
+
+def _path(name: str) -> Path:
+  return ROOT.joinpath(*name.split('.')[1:])
+
+
+def _init(package: str) -> Path:
+  return _path(package) / '__init__.py'
+
+
+def _dotted(path: Path) -> str:
+  return '.'.join(('t2x', *path.relative_to(ROOT).parts))

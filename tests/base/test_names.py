@@ -1,0 +1,94 @@
+"""The table of t2x's names, and errors of imports of moved names."""
+
+import collections
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2x.base import names as table
+from t2x.experiments import registry
+
+ROOT = Path(__file__).parents[2]
+# Every name that configs could use when parts began to move from packages to domains, with its package then.
+STORED = (ROOT / 'tests' / 'config' / 'names.txt').read_text().split()
+
+
+def test_names_are_unique():
+  """Over the core, samples and domains; protocols too, which no config names."""
+  homes = collections.Counter(e.name for package in table.packages() for e in table.names(package))
+  # The protocol of sources of examples, and what a decoder reads of an encoder.
+  assert [name for name, count in homes.items() if count > 1] == ['Source']
+
+
+def test_packages_of_the_core_export_all_names():
+  for package in table.CORE:
+    module = importlib.import_module(package)
+    for name in table.names(package):
+      assert hasattr(module, name.name), name
+      assert table.import_line(package, name) == f'from {package} import {name.name}'
+
+
+def test_stored_names_resolve():
+  """By the name alone, and by the package that exported it."""
+  parts = registry()
+  assert len(STORED) == 663
+  for stored in STORED:
+    name = stored.rpartition('.')[2]
+    (part,) = parts.find(name)
+    assert parts.find(stored) == parts.find(f't2x.{stored}') == [part]
+    assert part.name == part.obj.__name__ == name
+    # Activations are functions of jax.
+    assert part.obj.__module__.partition('.')[0] == 't2x' or stored in {
+      f'layers.{own}' for own in ('relu', 'selu', 'sigmoid', 'silu', 'softplus', 'tanh')
+    }
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+  """A tree in which `AudioFrames` has moved to a domain, and `Words` to a folder of samples."""
+  for path, text in {
+    'layers/__init__.py': 'from t2x.layers.mlp import *\n',
+    'layers/mlp.py': "__all__ = ['MLP']\n\nclass MLP: ...\n",
+    'domains/speech/__init__.py': 'from t2x.domains.speech.frames import *\n',
+    'domains/speech/frames.py': "__all__ = [\n  'AudioFrames',\n]\n\nclass AudioFrames: ...\n",
+    'domains/speech/interop.py': "__all__ = ['convert']\n\ndef convert(): ...\n",
+    'samples/__init__.py': '',
+    'samples/words.py': "__all__ = ['Words']\n\nclass Words: ...\n",
+  }.items():
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(text)
+  table.names.cache_clear()
+  monkeypatch.setattr(table, 'ROOT', tmp_path)
+  yield
+  table.names.cache_clear()
+
+
+@pytest.mark.usefixtures('tree')
+def test_imports_of_moved_names_fail_with_the_new_line():
+  missing = table.missing('t2x.layers')
+  with pytest.raises(ImportError) as error:
+    missing('AudioFrames')
+  line = 'from t2x.domains.speech import AudioFrames'
+  assert str(error.value) == f'AudioFrames is not in t2x.layers: write `{line}`'
+  # This package does not export the names of its modules.
+  with pytest.raises(ImportError, match=r'write `from t2x\.samples\.words import Words`'):
+    missing('Words')
+  for name in ('convert', 'mlp', '__path__', 'Other'):
+    with pytest.raises(AttributeError, match=f"'t2x.layers' has no attribute '{name}'"):
+      missing(name)
+
+
+def failed(code: str) -> str:
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+  assert done.returncode == 1
+  return done.stderr.splitlines()[-1]
+
+
+def test_an_import_from_another_package_fails_with_the_line():
+  error = failed('from t2x.layers import CausalLM')
+  line = 'from t2x.tasks import CausalLM'
+  assert error == f'ImportError: CausalLM is not in t2x.layers: write `{line}`'
+  assert 'cannot import name' in failed('from t2x.layers import Nothing')
