@@ -13,7 +13,7 @@ from t2x.base.packages import imported
 __all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'png_url', 'save_figure', 'save_picture']
 
 SUFFIXES = ('.svg', '.pdf', '.png')
-# Those of report.css; with the dashes, 24 lines are distinct.
+# Those of page.css; with the dashes, 24 lines are distinct.
 COLORS = ('#0072b2', '#d55e00', '#00876a', '#aa4499', '#94700a', '#3b8fc9')
 DASHES: Sequence[Any] = ('-', (0, (5, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
 

@@ -26,12 +26,12 @@ def page(look: Look, title: str, facts: Mapping[str, str]) -> str:
     title: title of the page.
     facts: further facts by name, such as the run and the input.
   """
-  own, report = resources.files('t2x.look'), resources.files('t2x.sweeps') / 'report'
+  own, base = resources.files('t2x.look'), resources.files('t2x.base')
   return html_page(
     body=own / 'look.html',
     title=title,
-    styles=(report / 'report.css', own / 'look.css'),
-    scripts=(report / 'core.js', own / 'look.js'),
+    styles=(base / 'page.css', own / 'look.css'),
+    scripts=(base / 'core.js', own / 'look.js'),
     data=page_data(look, facts),
   )
 

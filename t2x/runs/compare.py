@@ -229,12 +229,12 @@ def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def page(data: Mapping[str, Any]) -> str:
   """Returns the HTML page for the result of `comparison`."""
-  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps') / 'report'
+  own, base = resources.files('t2x.runs'), resources.files('t2x.base')
   names = ', '.join(run['name'] for run in data['runs'])
   return html_page(
     body=own / 'compare.html',
     title=f'Runs: {names}',
-    styles=(report / 'report.css', own / 'compare.css'),
-    scripts=(report / 'core.js', report / 'charts.js', own / 'compare.js'),
+    styles=(base / 'page.css', own / 'compare.css'),
+    scripts=(base / 'core.js', base / 'charts.js', own / 'compare.js'),
     data=data,
   )

@@ -74,7 +74,7 @@ def write_mistakes(loaded: Loaded, split: str, result: Evaluation, count: int, o
     folder / 'mistakes.html',
     f'Mistakes on {split}',
     styles=(resources.files('t2x.data') / 'report.css',),
-    scripts=(resources.files('t2x.sweeps.report') / 'core.js', folder / 'mistakes.js'),
+    scripts=(resources.files('t2x.base') / 'core.js', folder / 'mistakes.js'),
     data=data,
   )
   with output_file('--mistakes', out) as file:

@@ -17,7 +17,8 @@ from t2x.sweeps.report.results import COSTS, Results, Row
 from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data, verdict_data
 
-_SCRIPTS = ('core.js', 'charts.js', 'scaling.js', 'tables.js', 'report.js', 'page.js')
+_SHARED = ('core.js', 'charts.js', 'tables.js')
+_SCRIPTS = ('scaling.js', 'tables.js', 'report.js', 'page.js')
 
 
 def report_data(results: Results, fits: Sequence[Fit] = ()) -> dict[str, Any]:
@@ -126,11 +127,11 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
     'config': results.plan.config,
     'curves': curves(results),
   }
-  files = resources.files('t2x.sweeps.report')
+  base, files = resources.files('t2x.base'), resources.files('t2x.sweeps.report')
   return html_page(
     body=files / 'report.html',
     title=f'{results.plan.name}: sweep report',
-    styles=(files / 'report.css',),
-    scripts=(files / name for name in _SCRIPTS),
+    styles=(base / 'page.css',),
+    scripts=(*(base / name for name in _SHARED), *(files / name for name in _SCRIPTS)),
     data=data,
   )

@@ -10,7 +10,7 @@ LINES = ('c0', 'c1', 'c2', 'c3', 'c4', 'c5', 'focus')
 
 
 def schemes():
-  css = resources.files('t2x.sweeps.report').joinpath('report.css').read_text()
+  css = resources.files('t2x.base').joinpath('page.css').read_text()
   light, dark = re.findall(r':root \{(.*?)\}', css, re.DOTALL)
   return {
     name: dict(re.findall(r'--(\w+): (#\w+);', block))
