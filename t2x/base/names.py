@@ -6,8 +6,9 @@ The table is read from the folders: a file that moves from one package to anothe
 import ast
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
@@ -68,15 +69,23 @@ def import_line(package: str, entry: Name) -> str:
   return f'from {package if is_exported else entry.module} import {entry.name}'
 
 
-def missing(package: str) -> Callable[[str], NoReturn]:
+def missing(
+  package: str, former: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[str], NoReturn]:
   """Returns the `__getattr__` of a package, which Python calls for names that the package does not have.
 
   It raises an ImportError with the line to write for a name of another package, to which its module may have moved, and
   for a name that a module of the package imports from the package before that has it. `from PACKAGE import NAME` and
   `PACKAGE.NAME` both call it; the import statement would replace the message of an AttributeError.
+
+  Args:
+    package: the full name of the package or module.
+    former: names that no longer exist -> what to write instead.
   """
 
   def __getattr__(name: str) -> NoReturn:
+    if name in former:
+      raise ImportError(f'{package} has no {name} any more: {former[name]}')
     if not name.startswith('_') and not _is_module(package, name):
       for other in packages():
         for entry in names(other):

@@ -21,7 +21,7 @@ from t2x.base.step import in_step
 from t2x.layers.arrays import name_of
 from t2x.models import Stack
 from t2x.parallel import Activations
-from t2x.tasks.base import TaskOutput
+from t2x.tasks.output import TaskOutput
 from t2x.train.params import Blueprint, ParamInfo, Params
 
 # One group of heads: name of the sublayer, row of its stacked parameters, index of the group.

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 from t2x.base.names import missing
+from t2x.tasks.former import BASES
 
 if not TYPE_CHECKING:  # Type checkers would accept every name.
-  __getattr__ = missing(__name__)
+  __getattr__ = missing(__name__, BASES)
 
 from t2x.tasks.alignments import *
 from t2x.tasks.audio_classification import *
@@ -38,6 +39,7 @@ from t2x.tasks.masked_translations import *
 from t2x.tasks.mixture import *
 from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *
+from t2x.tasks.output import *
 from t2x.tasks.pair_losses import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.picture_questions import *

@@ -11,7 +11,8 @@ from t2x.base.errors import UserError
 from t2x.layers import NO_AUX, Aux, named_key
 from t2x.models import Output, TextModel
 from t2x.models.losses import Sums
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import Task
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['Auxiliary', 'AuxiliaryOutput']
 

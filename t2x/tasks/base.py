@@ -17,49 +17,19 @@ from t2x.data.batches import SourceRows
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
 from t2x.decode.sampling import SampleSeed
-from t2x.layers import NO_AUX, Aux
 from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model
-from t2x.models.losses import Sums
 from t2x.models.spec import check_named
+from t2x.tasks.distillation import Learner, check_teacher, distilled, teacher_weights_of
+from t2x.tasks.former import check_hooks
+from t2x.tasks.output import TaskOutput
 
-__all__ = ['Task', 'TaskOutput']
+__all__ = ['Task']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
 # Sums over examples that are no metrics: each example's value is reported under the other name.
 OF_EXAMPLES = {'example/label': 'label', 'example/prediction': 'prediction'}
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TaskOutput:
-  """Metrics and loss terms of a batch or of a micro-batch.
-
-  Attributes:
-    metrics: name -> (sum, weight). 'loss' is the main loss term.
-    aux: auxiliary losses and metrics of the model, from `Output.aux`.
-    further: name -> sum of each additional loss term, times its coefficient.
-    coefficient: factor of the main loss term in training; not applied to the metric 'loss'.
-  """
-
-  metrics: Sums
-  aux: Aux = NO_AUX
-  further: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
-  coefficient: float | jax.Array = 1.0
-
-  @property
-  def terms(self) -> dict[str, jax.Array]:
-    """The sum of each loss term by name.
-
-    The train step divides each sum by its weight (`Task.weights` of the full batch) and minimises the total.
-    """
-    return {'loss': self.coefficient * self.metrics['loss'][0]} | self.further
-
-  @property
-  def reported(self) -> Sums:
-    """The metrics of the task and of the model's layers."""
-    return {**self.metrics, **self.aux.metrics}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +68,8 @@ class Task(abc.ABC):
   data_fields: ClassVar[frozenset[str]] = frozenset({'source', 'train_split', 'eval_split'})
   # Whether the main loss of a row depends on the other rows of the batch, so that it cannot be split.
   whole_batch: ClassVar[bool] = False
+  # Whether the task has a setting `distillation` and computes `predictions`, so that it can learn from a teacher.
+  learns_from_teacher: ClassVar[bool] = False
   # The metric that selects the best checkpoint, and whether to minimise or maximise it.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
@@ -105,15 +77,25 @@ class Task(abc.ABC):
   # weight of 1, and the sum in `sums` is linear in `weighted_targets`.
   example_metrics: ClassVar[frozenset[str]] = frozenset()
 
+  def __init_subclass__(cls, **settings: Any) -> None:
+    super().__init_subclass__(**settings)
+    check_hooks(cls)
+
+  @property
+  def learner(self) -> Learner | None:
+    """The task, if it can learn from a teacher; else None."""
+    if not self.learns_from_teacher:
+      return None
+    if not isinstance(self, Learner):
+      raise TypeError(
+        f'{type(self).__name__} learns from a teacher: define distillation and predictions'
+      )
+    return self
+
   @property
   def default_strategy(self) -> Strategy:
     """The decoding strategy of `generate` if the caller sets none."""
     return Greedy()
-
-  @property
-  def one_segment(self) -> bool:
-    """Whether every row is one segment without padding; models then get no segments."""
-    return False
 
   @property
   def vocab_size(self) -> int | None:
@@ -273,7 +255,9 @@ class Task(abc.ABC):
       model: the model's shapes.
       teacher: the shapes of `Experiment.teacher`, or None.
     """
-    if teacher is not None:
+    if self.learner is not None:
+      check_teacher(self.learner, model, teacher)
+    elif teacher is not None:
       raise UserError(
         f'Experiment.teacher is set, but {type(self).__name__} does not support distillation: remove it'
       )
@@ -309,7 +293,7 @@ class Task(abc.ABC):
 
     The train step calls it with the full batch of `batch`, and `sums` with each micro-batch.
     """
-    return {'loss': self.weighted_targets(batch).sum()}
+    return {'loss': self.weighted_targets(batch).sum()} | teacher_weights_of(self.learner, batch)
 
   @abc.abstractmethod
   def sums(
@@ -321,7 +305,29 @@ class Task(abc.ABC):
       model: the model.
       batch: arrays as in `spec`; in training those of `batch`.
       key: random keys of the rows in this step, [batch]; None in evaluation, without dropout and label smoothing.
+
+    A task that learns from a teacher also gets the frozen model of `Experiment.teacher`, in training only.
     """
+
+  def token_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array | None:
+    """Returns the weights [batch, length] of the hidden vectors of `predictions`, 0 for padding; None if there are no
+    hidden vectors."""
+    return None
+
+  def teacher_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the weights of the targets in the teacher's term of the logits, by default those of the main term."""
+    return self.weighted_targets(batch)
+
+  def distilled(
+    self,
+    output: TaskOutput,
+    logits: jax.Array,
+    x: jax.Array,
+    teacher: Any,
+    batch: Mapping[str, jax.Array],
+  ) -> TaskOutput:
+    """Returns `output` with the terms of the teacher, if there is one; see `t2x.tasks.distillation.distilled`."""
+    return distilled(self.learner, output, logits, x, teacher, batch)
 
   def count(self, batch: Mapping[str, np.ndarray]) -> int:
     """Returns the number of units (tokens or examples) of a batch that are not padding."""

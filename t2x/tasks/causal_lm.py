@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -10,13 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size, Text
-from t2x.data import Source, Tokenizer
+from t2x.base.ranges import Size, Text, TunableNonNegative
+from t2x.data import ConcatenateAndSplit, DocumentPlan, Source, Tokenizer
 from t2x.decode import Generated, Sampling, Strategy
+from t2x.layers.constraints import constrain
+from t2x.models import Output
 from t2x.tasks.base import Task
-from t2x.tasks.distillation import DistillableTokens
+from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
-from t2x.tasks.text import answers, check_causal, check_shapes, continued
+from t2x.tasks.marks import MarkRule
+from t2x.tasks.text import TextTask, answers, check_causal, check_shapes, continued, in_training
 
 __all__ = ['CausalLM', 'Samples']
 
@@ -43,8 +46,12 @@ def preserves_texts(source: Source, split: str, tokenizer: Tokenizer) -> bool:
   return True
 
 
+def _logits(model, x):
+  return constrain(model.logits(x), 'batch', 'length', 'vocab')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(DistillableTokens):
+class CausalLM(TextTask):
   """Predicts the next token of documents that are packed into rows of `length` tokens.
 
   Every token, including the end of a document, is a target exactly once, so `bits_per_byte` covers the
@@ -56,14 +63,29 @@ class CausalLM(DistillableTokens):
       `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
       tokens attend to earlier documents of their row; an incomplete last row is dropped, and then
       `bits_per_byte` is not computed.
+    marks: rules by the names of the marks that they set. `{'starts': @MarkStarts()}` marks the starts of lines, which
+      the pattern `Marked('starts')` of a block then makes global. Marks are computed from the ids that the model gets,
+      also in generation.
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only (PaLM,
+      https://arxiv.org/abs/2204.02311, uses 1e-4).
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
     strategy: decoding strategy of `generate` if the caller sets none.
+
+  Raises:
+    UserError: `pieces` is set and rows are one segment without padding.
   """
 
+  length: Size
+  packing: Callable[..., DocumentPlan] = ConcatenateAndSplit
+  marks: Mapping[str, MarkRule] = dataclasses.field(default_factory=dict)
+  z_loss: TunableNonNegative = 0.0
+  distillation: TeacherLoss | None = None
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
+  learns_from_teacher: ClassVar[bool] = True
   answers_prompts: ClassVar[bool] = True
   predicts_next: ClassVar[bool] = True
-  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'strategy'}
+  data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'strategy'}
 
   @property
   def default_strategy(self):
@@ -86,9 +108,26 @@ class CausalLM(DistillableTokens):
   def target_weights(self, batch):
     return (batch['segments'] != 0).astype(jnp.float32)
 
-  def hidden(self, model, batch, key):
+  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+    """Returns the model's output with the hidden vectors of the rows, of which number i predicts token i."""
     inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
     return model.hidden(inputs, tokens=self.row_tokens(batch, inputs), key=key)
+
+  def predictions(self, model, batch, key):
+    out = self.hidden(model, batch, key)
+    return _logits(model, out.x), out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Returns loss and accuracy of the next token, over the tokens that are not padding."""
+    out = self.hidden(model, batch, key)
+    z_loss = in_training(key, self.z_loss)
+    sums = model.cross_entropy(out.x, batch['tokens'], self.weighted_targets(batch), z_loss=z_loss)
+    output = self.with_auxiliaries(sums, model, out, batch, key)
+    return (
+      output
+      if teacher is None
+      else self.distilled(output, _logits(model, out.x), out.x, teacher, batch)
+    )
 
   def summarise(self, means, info=None):
     """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""

@@ -17,28 +17,32 @@ from t2x.data.sources.base import class_names
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice, rank
 from t2x.parallel import runs_model
-from t2x.tasks.base import OF_EXAMPLES, TaskOutput
-from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.base import OF_EXAMPLES, Task
+from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.losses import ClassLoss, class_answers, predicted_sums
+from t2x.tasks.output import TaskOutput
 from t2x.tasks.prediction import on_devices
 
 __all__ = ['Classification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(DistillableTask):
+class Classification(Task):
   """Predicts the class of an example. Subclasses define its one input.
 
   Attributes:
     num_classes: number of classes.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     loss: loss of the scores that the model computes. None: cross-entropy.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
   """
 
   num_classes: Size
   label_smoothing: TunableRate = 0.0
   loss: ClassLoss | None = None
+  distillation: TeacherLoss | None = None
 
+  learns_from_teacher: ClassVar[bool] = True
   prompts: ClassVar[Literal['texts', 'files']] = 'files'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'Classifier'
@@ -46,11 +50,6 @@ class Classification(DistillableTask):
   example_metrics: ClassVar[frozenset[str]] = frozenset(
     {'loss', 'accuracy', 'top5_accuracy', *OF_EXAMPLES}
   )
-
-  @property
-  def one_segment(self):
-    """True: an example is one row of tokens."""
-    return True
 
   @property
   def class_names(self):

@@ -15,9 +15,10 @@ from t2x.data.sources.subset import spread
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import Task
 from t2x.tasks.dropped_pairs import DroppedPairs
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
+from t2x.tasks.output import TaskOutput
 from t2x.tasks.pair_losses import PairLoss, PairRows, Scores, Softmax
 from t2x.tasks.text import TextTask
 

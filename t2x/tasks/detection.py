@@ -17,8 +17,9 @@ from t2x.layers.constraints import constrain
 from t2x.models import Inputs
 from t2x.models.losses import cross_entropy
 from t2x.models.ranks import choice
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import Task
 from t2x.tasks.boxes import least_cost, overlaps
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['Detection']
 
@@ -67,11 +68,6 @@ class Detection(Task):
 
   def __post_init__(self):
     fix_statistics(self, 'image_shape')
-
-  @property
-  def one_segment(self):
-    """True: an image is one row of tokens."""
-    return True
 
   @property
   def class_names(self):

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1503.02531), its decisions (DeiT, https://arxiv.org/abs/20
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,23 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable, scalar
+from t2x.base.names import missing
 from t2x.base.ranges import Range, Text, TunableNonNegative
-from t2x.layers.constraints import constrain
 from t2x.models import Output
 from t2x.models.losses import cross_entropy
-from t2x.tasks.base import Task, TaskOutput
-from t2x.tasks.losses import present_tokens
-from t2x.tasks.text import JoinedDocuments
+from t2x.tasks.former import BASES
+from t2x.tasks.output import TaskOutput
 
 __all__ = [
-  'DistillableTask',
   'Distillation',
   'HardDistillation',
   'HiddenCosine',
   'HiddenLoss',
   'TeacherLoss',
 ]
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__, BASES)
 
 
 @runtime_checkable
@@ -119,174 +120,136 @@ class HardDistillation(TeacherLoss):
     return cross_entropy(student, jnp.argmax(teacher, axis=-1))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillableTask(Task):
-  """A task that predicts classes and supports distillation from `Experiment.teacher`.
+@runtime_checkable
+class Learner(Protocol):
+  """Interface of tasks that learn from a teacher; they declare `learns_from_teacher = True`.
 
   Attributes:
-    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
+    distillation: the terms of the teacher, a setting; None without a teacher.
   """
 
-  distillation: TeacherLoss | None = None
+  distillation: TeacherLoss | None
 
-  @abc.abstractmethod
+  def spec(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of a batch by name."""
+    ...
+
+  def check_model(self, model: Any) -> None:
+    """Raises UserError if the model does not fit the task."""
+    ...
+
   def predictions(
     self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
   ) -> tuple[Float[Array, 'batch *targets classes'], Output]:
     """Returns the logits of the targets, in the shape of `target_weights`, and the output of the model.
 
-    `key` is None in evaluation.
+    `key` is None in evaluation, and for a teacher.
     """
-
-  @abc.abstractmethod
-  def sums(
-    self,
-    model: Any,
-    batch: Mapping[str, jax.Array],
-    key: jax.Array | None,
-    teacher: Any = None,
-  ) -> TaskOutput:
-    """Returns the sums of `Task.sums`, with the teacher's term if there is a teacher.
-
-    Args:
-      model: the model.
-      batch: arrays as in `spec`.
-      key: random keys of the rows in this step, [batch]; None in evaluation.
-      teacher: the frozen model of `Experiment.teacher`, in training only.
-    """
+    ...
 
   def token_weights(self, batch: Mapping[str, jax.Array]) -> Float[Array, 'batch length'] | None:
-    """Returns the weight of each hidden vector of `predictions`, 0 for padding; None if there are no hidden vectors."""
-    return None
-
-  def check_teacher(self, model, teacher):
-    """Raises UserError if the teacher does not fit the task, or has other classes or another width than the model."""
-    name = type(self).__name__
-    if self.distillation is None or teacher is None:
-      if teacher is not None:
-        raise UserError(
-          f'Experiment.teacher is set, but {name}.distillation is not: set it to @Distillation(), or '
-          'remove the teacher'
-        )
-      if self.distillation is not None:
-        raise UserError(
-          f'{name}.distillation is set, but Experiment.teacher is not: set it to @Teacher(), or remove '
-          'the distillation'
-        )
-      return
-    try:
-      self.check_model(teacher)
-    except UserError as error:
-      raise UserError(f'Experiment.teacher: {error}') from error
-
-    def arrays(network, batch):
-      logits, out = self.predictions(network, batch, None)
-      return logits, out.x
-
-    (logits, x), (teacher_logits, teacher_x) = (
-      jax.eval_shape(arrays, network, self.spec(1)) for network in (model, teacher)
-    )
-    if logits.shape != teacher_logits.shape:
-      raise UserError(
-        f'Experiment.teacher has {teacher_logits.shape[-1]} logits for each target, but '
-        f'Experiment.model has {logits.shape[-1]}: use the same vocabulary or classes for both'
-      )
-    if not self.distillation.hidden:
-      return
-    if jax.eval_shape(self.token_weights, self.spec(1)) is None:
-      raise UserError(f'{name} has no hidden vectors of tokens: leave out Distillation.hidden')
-    if x.shape != teacher_x.shape:
-      raise UserError(
-        f'Experiment.teacher has hidden vectors of width {teacher_x.shape[-1]}, but those of Experiment.model '
-        f'have {x.shape[-1]}: use the same width for both, or leave out Distillation.hidden'
-      )
-
-  def weights(self, batch):
-    """Returns the weights of the loss terms; that of the teacher's logits is the sum of `teacher_weights`."""
-    weights = super().weights(batch)
-    if self.distillation is None:
-      return weights
-    weights['distillation'] = self.teacher_weights(batch).sum()
-    present = self.token_weights(batch)
-    return weights | {
-      _hidden(name): present.sum() for name in self.distillation.hidden if present is not None
-    }
+    """Returns the weight of each hidden vector of `predictions`; None if there are no hidden vectors."""
+    ...
 
   def teacher_weights(self, batch: Mapping[str, jax.Array]) -> Float[Array, 'batch *targets']:
-    """Returns the weights of the targets in the teacher's term of the logits, by default those of the main term."""
-    return self.weighted_targets(batch)
+    """Returns the weights of the targets in the teacher's term of the logits."""
+    ...
 
-  def distilled(
-    self,
-    output: TaskOutput,
-    logits: Float[Array, 'batch *targets classes'],
-    x: Array,
-    teacher: Any,
-    batch: Mapping[str, jax.Array],
-  ) -> TaskOutput:
-    """Adds the teacher's terms to `output`, if there is a teacher.
 
-    Args:
-      output: metrics and loss terms without those of the teacher.
-      logits: logits of the student; of several heads, those of the head that learns from the teacher.
-      x: hidden vectors of the student, that of its `predictions`.
-      teacher: the teacher; None in evaluation and without distillation.
-      batch: the student's inputs.
-    """
-    if teacher is None or self.distillation is None:
-      return output
-    teacher_logits, out = self.predictions(teacher, batch, None)
-    alpha = scalar(self.distillation.alpha)
-    losses = self.distillation.divergence(logits, teacher_logits)
-    term = (losses * self.teacher_weights(batch)).sum()
-    present, teacher_x = self.token_weights(batch), jax.lax.stop_gradient(out.x)
-    terms = {'distillation': alpha * term} | {
-      _hidden(name): (loss(x, teacher_x) * present).sum()
-      for name, loss in self.distillation.hidden.items()
-      if present is not None
-    }
-    return dataclasses.replace(output, coefficient=1.0 - alpha, further=output.further | terms)
+def check_teacher(task: Learner, model: Any, teacher: Any) -> None:
+  """Raises UserError if the teacher does not fit the task, or has other classes or another width than the model.
+
+  Args:
+    task: the task.
+    model: the model's shapes.
+    teacher: the teacher's shapes; None without a teacher.
+  """
+  name = type(task).__name__
+  if task.distillation is None or teacher is None:
+    if teacher is not None:
+      raise UserError(
+        f'Experiment.teacher is set, but {name}.distillation is not: set it to @Distillation(), or '
+        'remove the teacher'
+      )
+    if task.distillation is not None:
+      raise UserError(
+        f'{name}.distillation is set, but Experiment.teacher is not: set it to @Teacher(), or remove '
+        'the distillation'
+      )
+    return
+  try:
+    task.check_model(teacher)
+  except UserError as error:
+    raise UserError(f'Experiment.teacher: {error}') from error
+
+  def arrays(network, batch):
+    logits, out = task.predictions(network, batch, None)
+    return logits, out.x
+
+  (logits, x), (teacher_logits, teacher_x) = (
+    jax.eval_shape(arrays, network, task.spec(1)) for network in (model, teacher)
+  )
+  if logits.shape != teacher_logits.shape:
+    raise UserError(
+      f'Experiment.teacher has {teacher_logits.shape[-1]} logits for each target, but '
+      f'Experiment.model has {logits.shape[-1]}: use the same vocabulary or classes for both'
+    )
+  if not task.distillation.hidden:
+    return
+  if jax.eval_shape(task.token_weights, task.spec(1)) is None:
+    raise UserError(f'{name} has no hidden vectors of tokens: leave out Distillation.hidden')
+  if x.shape != teacher_x.shape:
+    raise UserError(
+      f'Experiment.teacher has hidden vectors of width {teacher_x.shape[-1]}, but those of Experiment.model '
+      f'have {x.shape[-1]}: use the same width for both, or leave out Distillation.hidden'
+    )
+
+
+def teacher_weights_of(
+  task: Learner | None, batch: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns the weights of the teacher's loss terms by name; empty without a teacher."""
+  if task is None or task.distillation is None:
+    return {}
+  present = task.token_weights(batch)
+  return {'distillation': task.teacher_weights(batch).sum()} | {
+    _hidden(name): present.sum() for name in task.distillation.hidden if present is not None
+  }
+
+
+def distilled(
+  task: Learner | None,
+  output: TaskOutput,
+  logits: Float[Array, 'batch *targets classes'],
+  x: Array,
+  teacher: Any,
+  batch: Mapping[str, jax.Array],
+) -> TaskOutput:
+  """Adds the teacher's terms to `output`, if there is a teacher.
+
+  Args:
+    task: the task; None: it cannot learn from a teacher.
+    output: metrics and loss terms without those of the teacher.
+    logits: logits of the student; of several heads, those of the head that learns from the teacher.
+    x: hidden vectors of the student, that of its `predictions`.
+    teacher: the teacher; None in evaluation and without distillation.
+    batch: the student's inputs.
+  """
+  if teacher is None or task is None or task.distillation is None:
+    return output
+  teacher_logits, out = task.predictions(teacher, batch, None)
+  alpha = scalar(task.distillation.alpha)
+  losses = task.distillation.divergence(logits, teacher_logits)
+  term = (losses * task.teacher_weights(batch)).sum()
+  present, teacher_x = task.token_weights(batch), jax.lax.stop_gradient(out.x)
+  terms = {'distillation': alpha * term} | {
+    _hidden(name): (loss(x, teacher_x) * present).sum()
+    for name, loss in task.distillation.hidden.items()
+    if present is not None
+  }
+  return dataclasses.replace(output, coefficient=1.0 - alpha, further=output.further | terms)
 
 
 def _hidden(name: str) -> str:
   """Returns the name of the loss term of a loss in `Distillation.hidden`."""
   return f'distillation_{name}'
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistillableTokens(DistillableTask, JoinedDocuments):
-  """A task that predicts tokens of packed documents and supports distillation."""
-
-  # The column of the batch with the tokens to predict, and the logical axis of their number per row.
-  target: ClassVar[str] = 'tokens'
-  target_axis: ClassVar[str | None] = 'length'
-
-  @abc.abstractmethod
-  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
-    """Returns the model's output with the hidden vectors of the rows."""
-
-  def targets_of(
-    self, x: Float[Array, 'batch length d_model'], batch: Mapping[str, jax.Array]
-  ) -> Float[Array, 'batch targets d_model']:
-    """Returns the hidden vectors of the targets, by default those of all tokens."""
-    return x
-
-  def _logits(self, model, x):
-    return constrain(model.logits(x), 'batch', self.target_axis, 'vocab')
-
-  def token_weights(self, batch):
-    return present_tokens(batch)
-
-  def predictions(self, model, batch, key):
-    out = self.hidden(model, batch, key)
-    return self._logits(model, self.targets_of(out.x, batch)), out
-
-  def sums(self, model, batch, key, teacher=None):
-    """Returns loss and accuracy over the targets that are not padding."""
-    out, labels = self.hidden(model, batch, key), batch[self.target]
-    x = self.targets_of(out.x, batch)
-    sums = self.token_sums(model, x, labels, batch, key, length_axis=self.target_axis)
-    output = self.with_auxiliaries(sums, model, out, batch, key)
-    if teacher is None:
-      return output
-    return self.distilled(output, self._logits(model, x), out.x, teacher, batch)

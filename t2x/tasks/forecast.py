@@ -14,7 +14,8 @@ from t2x.base.ranges import Natural, Size
 from t2x.data import SeriesSource, Windows, scale_of
 from t2x.layers.keys import row_keys
 from t2x.models import Inputs, Output
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import Task
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['AutoregressiveForecast', 'Forecast']
 
@@ -43,11 +44,6 @@ class Forecast(Task):
   outputs: ClassVar[str] = 'forecast'
   head: ClassVar[str] = 'Forecaster'
   unit: ClassVar[str] = 'examples'
-
-  @property
-  def one_segment(self):
-    """True: an example is one row."""
-    return True
 
   @property
   def series_source(self) -> SeriesSource:

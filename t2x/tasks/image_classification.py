@@ -24,9 +24,9 @@ from t2x.data.sources.rewriting import resized_as
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import FlexibleModel, Inputs
-from t2x.tasks.base import TaskOutput
 from t2x.tasks.classification import Classification
 from t2x.tasks.image_mixing import Mixing
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['ImageClassification']
 

@@ -13,19 +13,22 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
 from t2x.parallel.placed import runs_model
 from t2x.tasks.base import Task
+from t2x.tasks.marks import MarkRule
 from t2x.tasks.prediction import on_devices
-from t2x.tasks.text import MarkingTask
+from t2x.tasks.text import TextTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledTask(MarkingTask):
+class LabelledTask(TextTask):
   """A task that predicts classes from the hidden vectors of a text.
 
   Attributes:
     length: tokens per row, including special tokens.
+    marks: rules by the names of the marks that they set, as in `CausalLM`.
   """
 
   length: Size
+  marks: Mapping[str, MarkRule] = dataclasses.field(default_factory=dict)
 
   answers_prompts: ClassVar[bool] = True
 

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -51,6 +52,10 @@ class MarkTexts(MarkRule):
   def function(self, tokenizer):
     """Returns the marks of the tokens with these texts."""
     return TokenMark(ids_with(tokenizer, tuple(self.texts), 'MarkTexts.texts'))
+
+
+# The rules of tasks that set no marks.
+NO_RULES: Mapping[str, MarkRule] = types.MappingProxyType({})
 
 
 def marks_of(rules: Mapping[str, MarkRule], tokenizer: Tokenizer | None) -> Marks:

@@ -3,18 +3,28 @@ RoBERTa, https://arxiv.org/abs/1907.11692)."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Fraction, Range
-from t2x.data import Chain, MaskTokens, SingleTokens, TokenChoice, Tokenizer
-from t2x.data.batches import Transform
+from t2x.base.ranges import Fraction, Range, Size, TunableNonNegative
+from t2x.data import (
+  ConcatenateAndSplit,
+  DocumentPlan,
+  MaskTokens,
+  SingleTokens,
+  TokenChoice,
+  Tokenizer,
+)
+from t2x.layers.constraints import constrain
+from t2x.models import Output
 from t2x.models.language_model import select
-from t2x.tasks.distillation import DistillableTokens
+from t2x.tasks.distillation import TeacherLoss
+from t2x.tasks.marks import MarkRule
+from t2x.tasks.text import TextTask, chained, hidden_of, in_training
 
 __all__ = ['MaskedLM']
 
@@ -23,99 +33,98 @@ MASK = '<mask>'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChosenTokens(DistillableTokens):
-  """Base class of tasks that predict tokens chosen at random from a row; subclasses define how the model sees them.
+class MaskedLM(TextTask):
+  """Predicts the masked tokens of a row.
 
   Attributes:
     length: tokens per row.
     packing: the packing of documents, called with the tokens per row. `ConcatenateAndSplit` and
       `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
       they see each other, and an incomplete last row is dropped.
+    marks: rules by the names of the marks that they set, as in `CausalLM`.
     rate: fraction of the tokens to predict.
     choose: chooses the tokens: `SingleTokens`, `WholeWords` or `NGrams` of words.
+    mask_rate: fraction of the predicted tokens that are replaced by the mask token.
+    random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
+
+  Raises:
+    UserError: `pieces` is set and rows are one segment without padding.
   """
 
+  length: Size
+  packing: Callable[..., DocumentPlan] = ConcatenateAndSplit
+  marks: Mapping[str, MarkRule] = dataclasses.field(default_factory=dict)
   rate: Annotated[float, Range('0 < x <= 1')] = 0.15
   choose: TokenChoice = SingleTokens()
+  mask_rate: Fraction = 0.8
+  random_rate: Fraction = 0.1
+  z_loss: TunableNonNegative = 0.0
+  distillation: TeacherLoss | None = None
 
-  target: ClassVar[str] = 'labels'
-  target_axis: ClassVar[str | None] = None
-  data_fields: ClassVar[frozenset[str]] = DistillableTokens.data_fields | {'rate', 'choose'}
+  learns_from_teacher: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {
+    'rate',
+    'choose',
+    'mask_rate',
+    'random_rate',
+  }
+  # Whether the rows have `types`, and are single texts or pairs instead of packed documents.
+  has_types: ClassVar[bool] = False
 
   @property
   def max_predictions(self) -> int:
     """Maximum number of predicted tokens per row."""
-    return math.ceil(self.rate * self.length)
+    return num_predictions(self.rate, self.length)
 
   @property
-  def choices(self) -> Sequence[Transform]:
-    """The transforms that choose tokens of a row."""
-    raise NotImplementedError
-
-  def transform(self, *, train):
-    """Returns the transform that chooses tokens; evaluation uses a fixed seed and so fixed choices."""
-    first = self.resegment({'tokens': self.length}, train)
-    parts = [*(() if first is None else (first,)), *self.choices]
-    return parts[0] if len(parts) == 1 else Chain(tuple(parts))
-
-  def chosen(self, mask_rate: float, random_rate: float) -> MaskTokens:
-    """Returns the choice, with these fractions of the chosen tokens replaced; see `MaskTokens`."""
+  def masks(self) -> MaskTokens:
+    """The transform that chooses tokens and masks them."""
     return MaskTokens(
       tokenizer=self.fitted,
       rate=self.rate,
-      mask_rate=mask_rate,
-      random_rate=random_rate,
+      mask_rate=self.mask_rate,
+      random_rate=self.random_rate,
       choose=self.choose,
       max_predictions=self.max_predictions,
     )
 
+  def transform(self, *, train):
+    """Returns the transform that masks tokens; evaluation uses a fixed seed and so fixed masks."""
+    return chained(self.resegment({'tokens': self.length}, train), self.masks)
+
   def spec(self, batch_size):
     """Returns the shapes of the rows, and of the positions, labels and weights of the predictions."""
-    row = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
-    predicted = jax.ShapeDtypeStruct((batch_size, self.max_predictions), jnp.int32)
-    return {
-      'tokens': row,
-      'segments': row,
-      'positions': row,
-      'masked_positions': predicted,
-      'labels': predicted,
-      'weights': jax.ShapeDtypeStruct(predicted.shape, jnp.float32),
-    }
+    return predicted_spec(batch_size, self.length, self.max_predictions)
 
   def target_weights(self, batch):
     return batch['weights']
 
-  def hidden(self, model, batch, key):
+  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+    """Returns the model's output with the hidden vectors of the rows."""
+    if self.has_types:
+      return hidden_of(model, batch, key, self.token_marks)
     return model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
 
-  def targets_of(self, x, batch):
-    return select(x, batch['masked_positions'])
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(ChosenTokens):
-  """Predicts the masked tokens of a row.
-
-  Attributes:
-    mask_rate: fraction of the predicted tokens that are replaced by the mask token.
-    random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.
-  """
-
-  mask_rate: Fraction = 0.8
-  random_rate: Fraction = 0.1
-
-  data_fields: ClassVar[frozenset[str]] = ChosenTokens.data_fields | {'mask_rate', 'random_rate'}
-
-  @property
-  def choices(self):
-    return [self.chosen(self.mask_rate, self.random_rate)]
+  def predictions(self, model, batch, key):
+    """Returns the logits of the masked tokens, and the model's output."""
+    out = self.hidden(model, batch, key)
+    return predicted_logits(model, predicted(out, batch)), out
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the masked tokens."""
-    output = super().sums(model, batch, key, teacher)
-    metrics = dict(output.metrics)
-    metrics['masked_accuracy'] = metrics.pop('accuracy')
-    return dataclasses.replace(output, metrics=metrics)
+    out = self.hidden(model, batch, key)
+    x, labels, weights = predicted(out, batch), batch['labels'], self.weighted_targets(batch)
+    z_loss = in_training(key, self.z_loss)
+    sums = model.cross_entropy(x, labels, weights, z_loss=z_loss, axes=('batch', None))
+    sums = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
+    output = self.with_auxiliaries(sums, model, out, batch, key)
+    return (
+      output
+      if teacher is None
+      else self.distilled(output, predicted_logits(model, x), out.x, teacher, batch)
+    )
 
   def check_prompt(self, prompt):
     check_masks(self.fitted, prompt)
@@ -144,3 +153,34 @@ def check_masks(tokenizer: Tokenizer, prompt: str) -> None:
     raise UserError(
       f'the prompt has no mask to fill: write {spellings} in place of each missing token'
     )
+
+
+def num_predictions(rate: float, length: int) -> int:
+  """Returns the maximum number of predicted tokens per row."""
+  return math.ceil(rate * length)
+
+
+def predicted_spec(
+  batch_size: int, length: int, predictions: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the shapes of rows, and of the positions, labels and weights of the predicted tokens."""
+  row = jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+  of_predictions = jax.ShapeDtypeStruct((batch_size, predictions), jnp.int32)
+  return {
+    'tokens': row,
+    'segments': row,
+    'positions': row,
+    'masked_positions': of_predictions,
+    'labels': of_predictions,
+    'weights': jax.ShapeDtypeStruct(of_predictions.shape, jnp.float32),
+  }
+
+
+def predicted(out: Output, batch: Mapping[str, jax.Array]) -> jax.Array:
+  """Returns the hidden vectors of the predicted tokens, [batch, predictions, d_model]."""
+  return select(out.x, batch['masked_positions'])
+
+
+def predicted_logits(model: Any, x: jax.Array) -> jax.Array:
+  """Returns the logits of the hidden vectors of the predicted tokens."""
+  return constrain(model.logits(x), 'batch', None, 'vocab')

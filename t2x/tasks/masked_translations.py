@@ -9,7 +9,6 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, NonEmpty, Text
 from t2x.data import ParallelTexts
 from t2x.tasks.masked_lm import MaskedLM
-from t2x.tasks.text import hidden_of
 
 __all__ = ['MaskedTranslations']
 
@@ -34,6 +33,7 @@ class MaskedTranslations(MaskedLM):
   predicted: Annotated[Sequence[Natural], NonEmpty] | None = None
 
   data_fields: ClassVar[frozenset[str]] = MaskedLM.data_fields | {'languages', 'predicted'}
+  has_types: ClassVar[bool] = True
 
   def __post_init__(self):
     if self.pieces is not None:
@@ -55,9 +55,10 @@ class MaskedTranslations(MaskedLM):
     """Returns the texts of the fields; the tokenizer is trained on them."""
     return {name: example[name] for name in self.languages}
 
-  def chosen(self, mask_rate, random_rate):
+  @property
+  def masks(self):
     types = None if self.predicted is None else tuple(self.predicted)
-    return dataclasses.replace(super().chosen(mask_rate, random_rate), types=types)
+    return dataclasses.replace(super().masks, types=types)
 
   def spec(self, batch_size):
     """Returns the arrays of `MaskedLM` and types: int32 [batch, length]."""
@@ -73,6 +74,3 @@ class MaskedTranslations(MaskedLM):
         f'MaskedTranslations.languages needs {needed} languages, but the embedding of @{type(model).__name__} has '
         f'{model.spec.num_types} types: set TokenEmbedding.num_types = {needed}'
       )
-
-  def hidden(self, model, batch, key):
-    return hidden_of(model, batch, key, self.token_marks)

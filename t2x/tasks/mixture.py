@@ -115,10 +115,6 @@ class Mixture(Task):
     return self.first.default_strategy
 
   @property
-  def one_segment(self):
-    return self.first.one_segment
-
-  @property
   def vocab_size(self):
     sizes = [task.vocab_size for task in self.tasks.values()]
     return None if None in sizes else max(size for size in sizes if size is not None)

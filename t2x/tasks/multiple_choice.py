@@ -14,15 +14,14 @@ from t2x.base.ranges import NonEmpty, Range, Text
 from t2x.data import Choice
 from t2x.layers import named_key
 from t2x.models.losses import classification_sums
-from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.losses import present_tokens
+from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.several_texts import TextsTask
 
 __all__ = ['MultipleChoice']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultipleChoice(DistillableTask, TextsTask):
+class MultipleChoice(TextsTask):
   """Predicts which of several texts, the `choices` of an example, fits its context; `answer` is the number
   of the right one.
 
@@ -32,11 +31,14 @@ class MultipleChoice(DistillableTask, TextsTask):
   Attributes:
     context: names of the text fields of the context, which are joined by line breaks.
     num_choices: number of choices of an example.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
   """
 
   context: Annotated[Sequence[Text], NonEmpty]
   num_choices: Annotated[int, Range('2 <= x')]
+  distillation: TeacherLoss | None = None
 
+  learns_from_teacher: ClassVar[bool] = True
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
@@ -69,9 +71,6 @@ class MultipleChoice(DistillableTask, TextsTask):
   def spec(self, batch_size):
     """Returns tokens, types, segments: int32 [batch, choices * length]; label, weight: int32 [batch]."""
     return super().spec(batch_size) | {'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-
-  def token_weights(self, batch):
-    return present_tokens(self.by_text(batch))
 
   def predictions(self, model, batch, key):
     """Returns the logits of the choices, float32 [batch, choices], and the output for the rows of `by_text`."""

@@ -16,7 +16,6 @@ from t2x.layers import named_key
 from t2x.models.losses import classification_sums
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput, check_columns
 from t2x.tasks.masked_lm import MaskedLM
-from t2x.tasks.text import hidden_of
 
 __all__ = ['MaskedPairs', 'NextSentence']
 
@@ -38,6 +37,7 @@ class MaskedPairs(MaskedLM):
   negatives: Negatives = Unrelated()
 
   data_fields: ClassVar[frozenset[str]] = MaskedLM.data_fields | {'negatives'}
+  has_types: ClassVar[bool] = True
 
   def __post_init__(self):
     if self.pieces is not None:
@@ -53,9 +53,6 @@ class MaskedPairs(MaskedLM):
     spec = super().spec(batch_size)
     del spec['positions']
     return spec | {'types': spec['tokens'], 'next': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-
-  def hidden(self, model, batch, key):
-    return hidden_of(model, batch, key, self.token_marks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -67,11 +67,6 @@ class PixelTask(TextTask):
     """None: pixels are prepared when they are read."""
 
   @property
-  def one_segment(self):
-    """True: an image is one row of tokens."""
-    return True
-
-  @property
   def num_pixels(self) -> int:
     """Number of pixels of an image."""
     return math.prod(self.image_shape[:2])

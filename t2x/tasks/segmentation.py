@@ -19,8 +19,9 @@ from t2x.layers.vision.grids import resized
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['MeanIoU', 'SemanticSegmentation']
 
@@ -61,11 +62,6 @@ class SemanticSegmentation(Task):
         f'SemanticSegmentation.ignored = {self.ignored} is one of its {self.num_classes} classes: choose another value'
       )
     fix_statistics(self, 'image_shape')
-
-  @property
-  def one_segment(self):
-    """True: an example is one row of tokens."""
-    return True
 
   @property
   def class_names(self):

@@ -15,16 +15,16 @@ from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import OF_EXAMPLES
-from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.labelled import LabelTask
-from t2x.tasks.losses import class_answers, f1_sums, predicted_sums, present_tokens
+from t2x.tasks.losses import class_answers, f1_sums, predicted_sums
 from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
+class SequenceClassification(LabelTask, FieldsTask):
   """Predicts the class of a text or of a pair of texts. Examples have a `label` and the text `fields`.
 
   Metrics, as in scikit-learn: accuracy; macro_f1, the mean F1 of the classes that occur in the data or in the
@@ -33,12 +33,15 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
   Attributes:
     labels: names of the classes.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
     auxiliary: an auxiliary objective with the name 'lm' (`LanguageModelling`); other names: `auxiliaries`.
   """
 
   label_smoothing: TunableRate = 0.0
+  distillation: TeacherLoss | None = None
   auxiliary: Auxiliary | None = None
 
+  learns_from_teacher: ClassVar[bool] = True
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
@@ -58,9 +61,6 @@ class SequenceClassification(DistillableTask, LabelTask, FieldsTask):
   def spec(self, batch_size):
     """Returns tokens, types, segments: int32 [batch, orders * length]; label, weight: int32 [batch]."""
     return super().spec(batch_size) | {'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-
-  def token_weights(self, batch):
-    return present_tokens(self.by_text(batch))
 
   def predictions(self, model, batch, key):
     return self.classified(model, batch, key)

@@ -60,6 +60,9 @@ class TextsTask(LabelledTask):
       for name, array in batch.items()
     }
 
+  def token_weights(self, batch):
+    return super().token_weights(self.by_text(batch))
+
   def _keys(self, key: Array | None) -> Array | None:
     """Returns the keys of the texts from those of the examples: the texts of an example have different dropout."""
     return repeated_keys(key, self.num_texts)

@@ -1,10 +1,9 @@
 """Base classes and helpers of text tasks: token rows, prediction of tokens, packed documents, prompts and answers."""
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,17 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
-from t2x.base.ranges import Size, Text, TunableNonNegative
+from t2x.base.names import missing
+from t2x.base.ranges import Text, TunableNonNegative
 from t2x.data import (
-  ConcatenateAndSplit,
+  Chain,
   DocumentPlan,
   SampledPieces,
   Tokenizer,
   TokenizerConfig,
   token_rows,
 )
+from t2x.data.batches import Transform
 from t2x.data.tokenizers.existing import Fitted, NoTokenizer
 from t2x.decode import Generated, generate
 from t2x.decode.sampling import SampleSeed, prompt_keys
@@ -30,10 +31,16 @@ from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
 from t2x.tasks.auxiliary import Auxiliary, check_auxiliaries, with_auxiliaries
-from t2x.tasks.base import Task, TaskOutput
-from t2x.tasks.marks import MarkRule, check_marks, marks_of
+from t2x.tasks.base import Task
+from t2x.tasks.former import BASES
+from t2x.tasks.losses import present_tokens
+from t2x.tasks.marks import NO_RULES, check_marks, marks_of
+from t2x.tasks.output import TaskOutput
 
 __all__ = ['TextTask']
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__, BASES)
 
 
 def check_causal(model: Model, length: int, task: str, marks: Collection[str] = ()) -> None:
@@ -53,6 +60,19 @@ def check_causal(model: Model, length: int, task: str, marks: Collection[str] = 
       )
 
 
+@runtime_checkable
+class PackedTask(Protocol):
+  """A task over documents that a setting packs into rows.
+
+  Attributes:
+    packing: the packing of documents, called with the tokens per row.
+    length: tokens per row.
+  """
+
+  packing: Callable[..., DocumentPlan]
+  length: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(Task):
   """A task over token rows.
@@ -67,6 +87,8 @@ class TextTask(Task):
   pieces: SampledPieces | None = None
   auxiliaries: Mapping[Text, Auxiliary] = dataclasses.field(default_factory=dict)
 
+  # The rules of a task without this setting: no token is marked.
+  marks = NO_RULES
   tokenizes: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = Task.data_fields | {'pieces'}
 
@@ -109,10 +131,54 @@ class TextTask(Task):
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
   shares_preparation: ClassVar[bool] = True
 
+  def __post_init__(self):
+    if self.pieces is not None and self.one_segment:
+      name = type(self).__name__
+      raise UserError(
+        f'{name}.pieces leaves padding in each row, but {name}.packing = @{type(self.plan).__name__} '
+        'needs full rows: leave one of them out'
+      )
+
   @property
-  @abc.abstractmethod
   def plan(self) -> Any:
-    """The packing of tokenised examples into rows of one shape; None if examples are prepared when they are read."""
+    """The packing of tokenised examples into rows of one shape, by default of documents by the settings `packing` and
+    `length`; None if examples are prepared when they are read."""
+    if not isinstance(self, PackedTask):
+      raise TypeError(f'{type(self).__name__} has no settings packing and length: define its plan')
+    return self.packing(self.planned(self.length))
+
+  @property
+  def one_segment(self) -> bool:
+    """Whether every row is one segment without padding."""
+    return self.plan is not None and self.plan.one_segment
+
+  @property
+  def token_marks(self) -> Marks:
+    """The marks of token ids by the setting `marks`; none are set before the task is bound, when programs are traced
+    for shapes."""
+    return marks_of(
+      self.marks, self.tokenizer.tokenizer if isinstance(self.tokenizer, Fitted) else None
+    )
+
+  def token_weights(self, batch):
+    """Returns the weights of all tokens; 0 for padding."""
+    return present_tokens(batch)
+
+  def row_tokens(self, batch: Mapping[str, jax.Array], ids: jax.Array | None = None) -> Tokens:
+    """Returns the token metadata of a batch of documents: packed ones, or plain rows of one segment.
+
+    Args:
+      batch: the batch.
+      ids: the ids that the model gets, [batch, length], which are marked; None: the tokens of the batch.
+    """
+    ids = batch['tokens'] if ids is None else ids
+    if self.one_segment:
+      stored = 'positions' in self.plan.columns
+      encoded, marks = batch['positions'] if stored else None, self.token_marks.of_rows(ids)
+      return Tokens.row(ids.shape[1], encoded=encoded, marks=marks)
+    segments = batch['segments']
+    marks = self.token_marks.of_rows(ids, segments)
+    return Tokens(batch['positions'], segments, marks=marks, layout=RowLayout.PACKED)
 
   def planned(self, length: int) -> int:
     """Returns the number of tokens in a cached row; below `length` if segmentations are sampled."""
@@ -139,9 +205,11 @@ class TextTask(Task):
     return token_rows(self.source, split, self.fitted, task.plan)
 
   def check_model(self, model):
-    """Also raises UserError if the token embedding is smaller than the vocabulary, or for an auxiliary objective."""
+    """Also raises UserError if the token embedding is smaller than the vocabulary, for an auxiliary objective, or if no
+    pattern of the model reads a mark."""
     super().check_model(model)
     check_auxiliaries(self.auxiliaries, self, model)
+    check_marks(model, self.marks, type(self).__name__)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
@@ -175,30 +243,6 @@ class TextTask(Task):
     metrics = super().summarise(means, info)
     metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
     return metrics
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MarkingTask(TextTask):
-  """A text task that can mark tokens.
-
-  Attributes:
-    marks: rules by the names of the marks that they set. `{'starts': @MarkStarts()}` marks the starts of lines, which
-      the pattern `Marked('starts')` of a block then makes global. Marks are computed from the ids that the model gets,
-      also in generation.
-  """
-
-  marks: Mapping[str, MarkRule] = dataclasses.field(default_factory=dict)
-
-  @property
-  def token_marks(self) -> Marks:
-    """The marks of token ids; none are set before the task is bound, when programs are traced for shapes."""
-    tokenizer = self.tokenizer.tokenizer if isinstance(self.tokenizer, Fitted) else None
-    return marks_of(self.marks, tokenizer)
-
-  def check_model(self, model):
-    """Also raises UserError if no pattern of the model reads a mark."""
-    super().check_model(model)
-    check_marks(model, self.marks, type(self).__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -243,56 +287,15 @@ class TokenTask(TextTask):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JoinedDocuments(MarkingTask, TokenTask):
-  """A task over documents that are packed into rows.
+def in_training(key: jax.Array | None, value: Tunable) -> Tunable:
+  """Returns a coefficient of a loss, which is 0 in evaluation: without keys of the rows."""
+  return 0.0 if key is None else value
 
-  Attributes:
-    length: tokens per row.
-    packing: the packing of documents, called with the tokens per row. `ConcatenateAndSplit` and
-      `BestFitDocuments` hide the documents of a row from each other. Rows of `FullRows` and
-      `RestartPositions` are one segment without padding, for which all attention kernels can be used.
 
-  Raises:
-    UserError: `pieces` is set and rows are one segment without padding.
-  """
-
-  length: Size
-  packing: Callable[..., DocumentPlan] = ConcatenateAndSplit
-
-  def __post_init__(self):
-    if self.pieces is not None and self.one_segment:
-      name = type(self).__name__
-      raise UserError(
-        f'{name}.pieces leaves padding in each row, but {name}.packing = @{type(self.plan).__name__} '
-        'needs full rows: leave one of them out'
-      )
-
-  @property
-  def plan(self):
-    """The packing of documents into rows."""
-    return self.packing(self.planned(self.length))
-
-  @property
-  def one_segment(self):
-    """Whether every row is one segment without padding."""
-    return self.plan.one_segment
-
-  def row_tokens(self, batch: Mapping[str, jax.Array], ids: jax.Array | None = None) -> Tokens:
-    """Returns the token metadata of a batch: packed documents or plain rows.
-
-    Args:
-      batch: the batch.
-      ids: the ids that the model gets, [batch, length], which are marked; None: the tokens of the batch.
-    """
-    ids = batch['tokens'] if ids is None else ids
-    if self.one_segment:
-      stored = 'positions' in self.plan.columns
-      encoded, marks = batch['positions'] if stored else None, self.token_marks.of_rows(ids)
-      return Tokens.row(self.length, encoded=encoded, marks=marks)
-    segments = batch['segments']
-    marks = self.token_marks.of_rows(ids, segments)
-    return Tokens(batch['positions'], segments, marks=marks, layout=RowLayout.PACKED)
+def chained(*transforms: Transform | None) -> Transform | None:
+  """Returns the transforms that are not None, one after another; None without any."""
+  parts = tuple(transform for transform in transforms if transform is not None)
+  return Chain(parts) if len(parts) > 1 else next(iter(parts), None)
 
 
 def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,6 +10,7 @@ import pytest
 
 from t2x.base import names as table
 from t2x.experiments import registry
+from t2x.tasks.former import BASES
 
 ROOT = Path(__file__).parents[2]
 # Every name that configs could use when parts began to move from packages to domains, with its package then.
@@ -37,6 +38,8 @@ def test_stored_names_resolve():
   assert len(STORED) == 663
   for stored in STORED:
     name = stored.rpartition('.')[2]
+    if name in BASES:  # An abstract base class, of which a config has no instance.
+      continue
     (part,) = parts.find(name)
     assert parts.find(stored) == parts.find(f't2x.{stored}') == [part]
     assert part.name == part.obj.__name__ == name

@@ -1,0 +1,28 @@
+"""Base classes and hooks of tasks that no longer exist, with what to write instead."""
+
+from t2x.base.errors import UserError
+
+# Name of a base class -> what a task of the user's writes instead.
+BASES = {
+  'DistillableTask': "derive from Task with 'learns_from_teacher = True' and the setting 'distillation: TeacherLoss | "
+  "None = None', and return self.distilled(...) from sums",
+  'DistillableTokens': 'derive from TextTask; CausalLM in t2x/tasks/causal_lm.py is an example',
+  'JoinedDocuments': "derive from TextTask, with the settings 'length: Size' and 'packing: Callable[..., DocumentPlan] "
+  "= ConcatenateAndSplit'",
+  'MarkingTask': "derive from TextTask, with the setting 'marks: Mapping[str, MarkRule] = "
+  "dataclasses.field(default_factory=dict)'",
+  'ChosenTokens': 'derive from MaskedLM; PermutationLM in t2x/tasks/permutation_lm.py is an example without masks',
+}
+# Name of a method of a class -> what to override instead.
+HOOKS = {
+  'targets_of': 'override sums and predictions, which select the hidden vectors of the targets',
+  'choices': 'override masks, the transform that chooses and masks tokens, or transform',
+  'chosen': 'override masks, the transform that chooses and masks tokens, or transform',
+}
+
+
+def check_hooks(task: type) -> None:
+  """Raises UserError if a class of tasks overrides a method that nothing calls any more."""
+  for name, line in HOOKS.items():
+    if name in vars(task):
+      raise UserError(f'{task.__name__}.{name} would not be called: {line}')

@@ -1,0 +1,106 @@
+"""The structure of tasks: few base classes, functions written once, and errors for tasks of former base classes."""
+
+import ast
+import collections
+import importlib
+from pathlib import Path
+
+import pytest
+
+import t2x.tasks
+from t2x.base.errors import UserError
+from t2x.tasks import MaskedLM, Task
+from t2x.tasks.former import BASES, HOOKS
+
+T2X = Path(t2x.tasks.__file__).parents[1]
+# Functions that equal another one. Lower it when there are fewer.
+NUM_EQUAL = 21
+# Classes between `Task` and a task, that of the task included.
+MAX_DEPTH = 3
+# Tasks with more classes. Remove names when there are fewer.
+DEEP = {
+  *(
+    'FieldsTask',
+    'LabelTask',
+    'MultipleChoice',
+    'SequenceClassification',
+    'SpanPrediction',
+    'TextRegression',
+  ),
+  *(
+    'TextsTask',
+    'VersionContrast',
+    'WordClassification',
+    'Translation',
+    'SpanCorruption',
+    'Denoising',
+    'PrefixLM',
+  ),
+  *('Captions', 'Transcription', 'PixelClassification', 'PixelLM', 'TextToImage'),
+  *('Contrastive', 'PairTask', 'SampledPixels'),
+}
+
+
+def functions():
+  """Yields the place and the syntax tree of each function of tasks, without its docstring."""
+  for path in sorted(
+    path for folder in ('tasks', 'domains') for path in T2X.glob(f'{folder}/**/*.py')
+  ):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.FunctionDef):
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        if body:
+          tree = ast.Module([ast.FunctionDef('', node.args, body, [])], [])
+          yield f'{path.relative_to(T2X)}:{node.name}', ast.dump(tree)
+
+
+def test_few_functions_of_tasks_equal_another_one():
+  places = collections.defaultdict(list)
+  for place, tree in functions():
+    places[tree].append(place)
+  equal = [own for own in places.values() if len(own) > 1]
+  assert sum(len(own) - 1 for own in equal) <= NUM_EQUAL, equal
+
+
+def tasks():
+  """Returns all classes of tasks that are part of t2x."""
+  classes, found = [Task], []
+  while classes:
+    new = [c for c in classes.pop().__subclasses__() if c.__module__.startswith('t2x.')]
+    found, classes = found + new, classes + new
+  return set(found)
+
+
+def test_no_task_is_more_than_three_classes_deep():
+  depths = {cls.__name__: sum(issubclass(c, Task) for c in cls.__mro__) - 1 for cls in tasks()}
+  assert {name for name, depth in depths.items() if depth > MAX_DEPTH} <= DEEP
+
+
+@pytest.mark.parametrize('name', BASES)
+@pytest.mark.parametrize('module', ['t2x.tasks', 't2x.tasks.text', 't2x.tasks.distillation'])
+def test_the_import_of_a_former_base_class_says_the_line_to_write(name, module):
+  with pytest.raises(ImportError, match=rf'{module} has no {name} any more: derive from \w+'):
+    getattr(importlib.import_module(module), name)
+
+
+def test_names_that_never_existed_cannot_be_imported():
+  with pytest.raises(ImportError, match='NoTask'):
+    exec('from t2x.tasks import NoTask')
+
+
+@pytest.mark.parametrize('name', HOOKS)
+def test_a_task_that_overrides_a_former_hook_is_refused(name):
+  with pytest.raises(UserError, match=rf'Mine.{name} would not be called: override'):
+    type('Mine', (MaskedLM,), {name: lambda self: None})
+
+
+def test_a_task_that_learns_from_a_teacher_defines_its_predictions():
+  mine = type(
+    'Mine',
+    (Task,),
+    {'learns_from_teacher': True, 'spec': None, 'target_weights': None, 'sums': None},
+  )
+  with pytest.raises(
+    TypeError, match='Mine learns from a teacher: define distillation and predictions'
+  ):
+    mine().check_teacher(None, None)
