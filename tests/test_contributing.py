@@ -1,6 +1,9 @@
 """The worked example and the commands of CONTRIBUTING.md are right."""
 
+import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,40 +11,81 @@ from pathlib import Path
 import pytest
 
 import t2x
-from t2x.cli import main
+from t2x import layers
+from t2x.testing.contracts import CONTRACTS
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / 'CONTRIBUTING.md').read_text()
-FILES = dict(re.findall(r'```python\n# (\S+)\n(.*?)```', TEXT, re.DOTALL))
+EXAMPLE = TEXT.partition('## A worked example')[2]
+FILES = dict(re.findall(r'```python\n# (\S+\.py)\n(.*?)```', EXAMPLE, re.DOTALL))
+
+
+def add_to_table(file: Path, line: str) -> None:
+  """Inserts an entry at the top of the table PARTS of a file, and imports the new part."""
+  text = re.sub(
+    r'^PARTS\b.*[\[{]$', lambda head: f'{head[0]}\n{line.rstrip()}', file.read_text(), flags=re.M
+  )
+  file.write_text(
+    text.replace('from t2x.layers import (\n', 'from t2x.layers import (\n  Maxout,\n', 1)
+  )
+
+
+def run(script: str, tree: Path) -> str:
+  """Runs the commands of a block in a copy of the tree; returns what they print."""
+  env = os.environ | {
+    'PYTHONPATH': str(tree),
+    'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}',
+  }
+  command = ['bash', '-euxo', 'pipefail', '-c', script]
+  done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def test_the_module_of_the_example_imports_names_from_where_they_are_defined(monkeypatch):
+  """`t2x.layers` is not complete while its `__init__.py` imports the module."""
+  module, test = FILES
+  for node in ast.walk(ast.parse(FILES[module])):
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('t2x.'):
+      names = {f'{node.module}.{alias.name}' for alias in node.names}
+      source = ROOT / f'{node.module.replace(".", "/")}.py'
+      assert source.exists(), f'{names} are imported from a package'
+  space: dict = {}
+  exec(FILES[module], space)
+  assert space['__all__'] == ['Maxout']
+  monkeypatch.setattr(layers, 'Maxout', space['Maxout'], raising=False)
+  exec(FILES[test], space)
+  space['test_output_is_the_maximum_of_the_maps']()
 
 
 @pytest.mark.nightly
-def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, capsys):
-  assert FILES.keys() == {
-    't2x/layers/feed_forward/maxout.py',
-    'tests/layers/feed_forward/test_maxout.py',
-  }
-  for name, text in FILES.items():
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text(text)
-  # As if the file lay in t2x/layers/feed_forward.
-  folder = str(tmp_path / 't2x/layers/feed_forward')
-  (tmp_path / 'conftest.py').write_text(
-    f'import t2x.layers.feed_forward as package\npackage.__path__.append({folder!r})\n'
-  )
-  done = subprocess.run(
-    [sys.executable, '-m', 'pytest', '-q', '-c', '/dev/null', '--rootdir', tmp_path, tmp_path],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stdout
-  # Not exported there, it is a module of the working directory.
-  monkeypatch.chdir(folder)
-  code = main(['test-part', 'maxout.Maxout', '--gin.Maxout.hidden_dim=32'])
-  lines = capsys.readouterr().out
-  assert code == 0, lines
-  assert 'failed' not in lines
+def test_the_worked_example_done_as_written_passes_its_checks(tmp_path):
+  """Each step in its order, in a copy of the tree."""
+  tree = tmp_path / 'tree'
+  for name in ('t2x', 'tests', 'configs'):
+    ignored = shutil.ignore_patterns('__pycache__')
+    shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+  shutil.copy(ROOT / 'pyproject.toml', tree)
+  tables: list[str] = []
+  printed = ''
+  for language, block in re.findall(r'```(\w+)\n(.*?)```', EXAMPLE, re.DOTALL):
+    head, _, body = block.partition('\n')
+    if language == 'bash':
+      printed += run(block, tree)
+    elif table := re.match(r'# in PARTS of ([\w./]+)', head):
+      tables.append(table[1])
+      add_to_table(tree / table[1], body)
+    else:
+      file = tree / head.removeprefix('# ')
+      # `t2x new` wrote it, and a command before moved it here.
+      assert 'maxout' in file.read_text().lower()
+      file.write_text(body)
+  assert tables == ['tests/helpers/contract_parts.py', 'tests/golden/parameter_kinds.py']
+  assert 'maxout' in (tree / 't2x/layers/__init__.py').read_text().split('feed_forward.mlp')[0]
+  assert 'Maxout.up.kernel' in (tree / 'tests/golden/parameter_kinds.txt').read_text()
+  assert re.findall(r'(\d+) passed', printed)[1:] == [str(len(CONTRACTS))]
+  assert 'failed' not in printed
+  assert ': ok' in printed
 
 
 def test_commands_and_files_exist():
