@@ -88,6 +88,16 @@ def test_the_worked_example_done_as_written_passes_its_checks(tmp_path):
   assert ': ok' in printed
 
 
+def test_the_files_of_the_reading_order_exist():
+  text = (ROOT / 't2x' / 'README.md').read_text()
+  spine = re.findall(r'^\| \d+ \| \[`(.+?)`\]\((.+?)\)', text, re.MULTILINE)
+  assert len(spine) == 12 and all(name == link for name, link in spine)
+  for name in re.findall(r'`((?:\w+/)+\w+\.py)`', text):
+    assert (ROOT / 't2x' / name).exists(), name
+  lines = sum((ROOT / 't2x' / name).read_text().count('\n') for name, _ in spine)
+  assert 3_000 < lines < 5_000, 'the README says: about 4,000 lines'
+
+
 def test_commands_and_files_exist():
   for name in re.findall(r'`?((?:\.ci|t2x|tests|configs)/[\w./]+)', TEXT):
     if name not in FILES and not name.endswith('/'):
