@@ -45,6 +45,7 @@ from t2x.tasks.permutation_lm import *
 from t2x.tasks.picture_questions import *
 from t2x.tasks.pictures import *
 from t2x.tasks.pixels import *
+from t2x.tasks.predicted_masks import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *
 from t2x.tasks.replaced_tokens import *

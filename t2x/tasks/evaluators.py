@@ -153,9 +153,13 @@ class TaskEvaluator(Evaluator):
   names: ClassVar[str] = ''
   packages: ClassVar[tuple[str, ...]] = ()
 
+  def fits(self, task: Task) -> bool:
+    """Returns whether the evaluator evaluates a task."""
+    return isinstance(task, self.kinds)
+
   def check(self, task: Task, model: Any) -> None:
     """Raises UserError if the task is of another class, or a package is not installed."""
-    if not isinstance(task, self.kinds):
+    if not self.fits(task):
       names = self.names or ' and '.join(f'@{kind.__name__}' for kind in self.kinds)
       raise UserError(f'{type(self).__name__} evaluates {names}, not @{type(task).__name__}')
     require({package: [type(self).__name__] for package in self.packages})

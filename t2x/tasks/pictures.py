@@ -1,4 +1,4 @@
-"""Evaluators that draw pictures: attention maps, classified images and masks."""
+"""Evaluators that draw pictures: attention maps and classified images."""
 
 import dataclasses
 import math
@@ -13,14 +13,12 @@ from t2x.data.sources.subset import spread
 from t2x.models import ModelSpec
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task
+from t2x.tasks.classification import Classification
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
-from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
-from t2x.tasks.segmentation import SemanticSegmentation
 from t2x.tasks.text import TextTask
-from t2x.tasks.video_classification import VideoClassification
 
-__all__ = ['AttentionMaps', 'ClassifiedImages', 'PredictedMasks']
+__all__ = ['AttentionMaps', 'ClassifiedImages']
 
 # Minimum width in pixels of one attention map or image; smaller ones are enlarged.
 _MIN_PIXELS = 96
@@ -114,19 +112,23 @@ class ClassifiedImages(TaskEvaluator):
   num_examples: Count | None = 16
 
   fixed = frozenset({'num_examples'})
-  kinds: ClassVar[tuple[type[Task], ...]] = (ImageClassification, VideoClassification)
+  kinds: ClassVar[tuple[type[Task], ...]] = (Classification,)
+  names: ClassVar[str] = '@ImageClassification and @VideoClassification'
+
+  def fits(self, task):
+    """Returns whether a task classifies images or videos."""
+    return super().fits(task) and {*task.inputs.values()} <= {'image', 'video'}
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the picture, and a sample for each image in its order."""
-    task = evaluated.task
-    assert isinstance(task, ImageClassification | VideoClassification)
+    task: Any = evaluated.task
     [name] = task.inputs
     for rows in evaluated.watched([_rows(evaluated, self._split(task), self.num_examples)]):
       images = np.stack([row[name] for row in rows])
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
       predictions = [int(best) for best in choice(logits)]
-    pixels: Any = _pixels(images, task)
+    pixels: Any = pixels_of(images, task.mean, task.std)
     columns = math.ceil(math.sqrt(len(images)))
     if name == 'video':
       pixels, columns = [grid([_coloured(f) for f in frames], len(frames)) for frames in pixels], 1
@@ -141,54 +143,9 @@ class ClassifiedImages(TaskEvaluator):
     return Evaluation({}, samples, {'images': grid(framed, columns)})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictedMasks(TaskEvaluator):
-  """Draws images beside their masks and the predicted masks, with a colour for each class; computes no metrics.
-
-  Pixels without a class, or with no prediction, are white. Colours are those of PASCAL VOC, whose class 0 is black.
-
-  Attributes:
-    num_examples: number of images, sampled evenly from the split.
-  """
-
-  num_examples: Count | None = 8
-
-  fixed = frozenset({'num_examples'})
-  kinds: ClassVar[tuple[type[Task], ...]] = (SemanticSegmentation,)
-
-  def __call__(self, evaluated: Evaluated) -> Evaluation:
-    """Returns the picture: two examples per row, each with the image, its mask and the predicted mask."""
-    task = evaluated.task
-    assert isinstance(task, SemanticSegmentation)
-    split, transform = self._split(task), task.transform(train=False)
-    rows = evaluated.rows(split)
-    chosen = [rows[i] for i in spread(min(self.num_examples or len(rows), len(rows)), len(rows))]
-    colours, panels = voc_colours(max(task.num_classes, task.ignored + 1)), []
-    colours[task.ignored] = 255
-    for row, predicted in evaluated.predict(chosen, task.predictions):
-      prepared = transform(row, np.random.default_rng(0))
-      image = _pixels(prepared['image'], task)
-      rgb = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
-      drawn = np.where(predicted < 0, task.ignored, predicted)
-      panels += [enlarged(one) for one in (rgb, colours[prepared['mask']], colours[drawn])]
-    return Evaluation({}, (), {'masks': grid(panels, 6 if len(chosen) > 1 else 3)})
-
-
-def voc_colours(number: int) -> np.ndarray:
-  """Returns the colours of the classes of PASCAL VOC, uint8 [number, 3]: bits of a class become the highest bits of
-  red, green and blue in turn."""
-  classes, colours = np.arange(number), np.zeros((number, 3), np.int64)
-  for bit in range(8):
-    for channel in range(3):
-      colours[:, channel] |= (classes >> (3 * bit + channel) & 1) << (7 - bit)
-  return colours.astype(np.uint8)
-
-
-def _pixels(
-  images: np.ndarray, task: ImageClassification | SemanticSegmentation | VideoClassification
-) -> np.ndarray:
-  """Returns normalised images as uint8."""
-  mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
+def pixels_of(images: np.ndarray, mean: Any, std: Any) -> np.ndarray:
+  """Returns images that were normalised by `mean` and `std` as uint8."""
+  mean, std = (np.asarray(value, np.float32) for value in (mean, std))
   return np.clip((images * std + mean) * 255, 0, 255).round().astype(np.uint8)
 
 
