@@ -24,6 +24,7 @@ from t2x.tasks.contrastive import *
 from t2x.tasks.denoising import *
 from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
+from t2x.tasks.drawn_texts import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *
 from t2x.tasks.forecast import *
