@@ -140,7 +140,7 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 def _print_trace(task: Any, tokenizer: Any, num_steps: int) -> None:
   from t2x.base.text_table import text_table
-  from t2x.data.samples.text_sample import sample
+  from t2x.data.tokenizers.text_sample import sample
 
   chunks = sample(task.tokenizer_texts(), task.tokenizer.sample_megabytes)
   merges = itertools.islice(tokenizer.trace(chunks), num_steps)

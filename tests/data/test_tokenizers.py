@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from t2x.base.errors import UserError
 from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer, tokenizers
-from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer
 from t2x.data.tokenizers.existing import CLASSES, class_of
 from t2x.data.tokenizers.sentencepiece import num_threads
+from t2x.data.tokenizers.text_sample import sample
 
 
 @pytest.fixture(scope='module')

@@ -9,8 +9,8 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size
-from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
+from t2x.data.tokenizers.text_sample import sample
 
 __all__ = ['Bytes', 'Characters']
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Range, Size
-from t2x.data.samples.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import SPACE, Tokenizer, TokenizerConfig, trim_spans
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
 from t2x.data.tokenizers.merges import apply_merges, trace_merges
+from t2x.data.tokenizers.text_sample import CHUNK, sample
 
 __all__ = ['SentencePiece']
 

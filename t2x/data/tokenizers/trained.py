@@ -8,11 +8,11 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Positive, Size, Text
-from t2x.data.samples.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.special_tokens import SpecialTokens
+from t2x.data.tokenizers.text_sample import sample
 
 __all__ = ['BPE', 'WordPiece']
 
