@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.step import is_plain, target
 from t2x.layers.constraints import num_parts
-from t2x.layers.one_cpu import repeat
+from t2x.layers.products import repeat
 
 Tree = TypeVar('Tree')
 

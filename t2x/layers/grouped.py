@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from t2x.base.step import in_step, is_plain, step_context, target
 from t2x.layers.constraints import map_shards, mesh_axes
 from t2x.layers.counting import used_rows
-from t2x.layers.one_cpu import multiply, multiply_transposed
+from t2x.layers.products import multiply, multiply_transposed
 
 _ROWS = ('batch', 'length')
 # Contracts the columns of rows with the first or the last dimension of their matrices, or the rows of each part.

@@ -17,7 +17,7 @@ from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import Dtypes, broadcast, with_rank
 from t2x.layers.grouped import grouped_product
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
-from t2x.layers.one_cpu import project
+from t2x.layers.products import project
 from t2x.layers.rules import Rule
 
 __all__ = ['Initializer', 'Linear', 'WeightNormLinear', 'dropout', 'param']

@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from t2x.base.step import in_step, target
-from t2x.layers.one_cpu import on_one_cpu
+from t2x.layers.products import on_one_cpu
 
 ROOT = Path(__file__).parents[2]
 

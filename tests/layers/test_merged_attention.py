@@ -11,8 +11,8 @@ from equations import equations
 from t2x.base.step import plain_operations
 from t2x.layers.attention import kernels
 from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct
-from t2x.layers.one_cpu import merged_attention
 from t2x.layers.patterns.algebra import Causal, Full
+from t2x.layers.products import merged_attention
 from t2x.layers.tokens import Tokens
 
 HIDDEN = np.finfo(np.float32).min

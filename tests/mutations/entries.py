@@ -104,7 +104,7 @@ MUTATIONS = (
     'layers-exact-products',
     'return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)',
     'return jnp.einsum(equation, *operands)',
-    'tests/layers/test_one_cpu.py',
+    'tests/layers/test_products.py',
   ),
   Mutation(
     'layers-scores-without-a-scale',

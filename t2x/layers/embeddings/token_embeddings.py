@@ -19,8 +19,8 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.embeddings.inputs import Input, TextEmbedding
 from t2x.layers.initializers import normal, xavier_uniform
-from t2x.layers.one_cpu import multiply, multiply_transposed, on_one_cpu
 from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
+from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
 from t2x.layers.tokens import Tokens
 
 __all__ = ['FactorisedEmbedding', 'TokenEmbedding']

@@ -25,8 +25,8 @@ from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import named_key
 from t2x.layers.norms import norm_over
-from t2x.layers.one_cpu import project
 from t2x.layers.parameters import Initializer, Linear, dropout, param
+from t2x.layers.products import project
 
 __all__ = ['ElmanCell', 'GRUCell', 'LSTMCell', 'StackedCells']
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.group_convolution import convolution
-from t2x.layers.one_cpu import on_one_cpu, project
+from t2x.layers.products import on_one_cpu, project
 
 __all__ = []
 

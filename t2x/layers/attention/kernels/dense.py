@@ -20,8 +20,8 @@ from t2x.layers.attention.kernels.base import (
 )
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.counting import pair_products
-from t2x.layers.one_cpu import merged_attention, on_one_cpu
 from t2x.layers.parameters import dropout
+from t2x.layers.products import merged_attention, on_one_cpu
 
 __all__ = ['Dense']
 

@@ -32,7 +32,7 @@ from t2x.layers.mixers.gated_delta import gated_delta_rule
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.lsh_attention import hashes
 from t2x.layers.mixers.nystrom import pseudo_inverse
-from t2x.layers.one_cpu import project, repeat
+from t2x.layers.products import project, repeat
 
 SHAPES = {
   'more outputs': ((12,), (40,)),
