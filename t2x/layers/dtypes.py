@@ -1,5 +1,4 @@
-"""The dtype policy of a training run, and gathers and broadcasts of parameters whose gradients are
-accumulated in float32."""
+"""The dtype policy of a training run, and gathers of parameters whose gradients are accumulated in float32."""
 
 import dataclasses
 import functools
@@ -13,7 +12,6 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.step import is_plain, target
 from t2x.layers.constraints import num_parts
-from t2x.layers.products import repeat
 
 Tree = TypeVar('Tree')
 
@@ -228,13 +226,3 @@ def rounded_sums(total: Any, tree: Tree) -> Tree:
 def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:
   """Prepends dimensions of size 1 to `x` up to rank `ndim`, in place of implicit rank promotion."""
   return x.reshape((1,) * (ndim - x.ndim) + x.shape)
-
-
-def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
-  """Broadcasts `x` to `shape` and casts it to `dtype`, with a gradient accumulated in float32 or wider and
-  rounded to the dtype of `x` once."""
-  x = x.astype(jnp.promote_types(x.dtype, Dtypes.reductions))
-  leading = shape[: len(shape) - x.ndim]
-  if leading and shape[len(leading) :] == x.shape:
-    return repeat(x, leading).astype(dtype)
-  return jnp.broadcast_to(x, shape).astype(dtype)

@@ -56,6 +56,21 @@ class Groups:
   used: float = 1.0
   number: Any = None  # Int[Array, '']
 
+  def linear(
+    self,
+    x: Float[Array, 'batch rows *inputs'],
+    kernel: Float[Array, '...'],
+    bias: Float[Array, '...'] | None,
+    num_inputs: int,
+    axes: Sequence[str | None],
+  ) -> Float[Array, 'batch rows *outputs']:
+    """Returns the output of a `Linear` in the function of `grouped_parts`; see `t2x.layers.products.linear`."""
+    y = grouped_product(x, kernel, axes, self)
+    if bias is None:
+      return y
+    ones, bias = jnp.ones((*x.shape[:2], 1), x.dtype), bias.astype(x.dtype)[None]
+    return y + grouped_product(ones, bias, (None, *axes[num_inputs:]), self)
+
 
 def block_size(rows_per_part: float) -> int:
   """Returns the rows of a block: 1 with `jax.lax.ragged_dot`, else a number that was fastest on two cores."""

@@ -11,13 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.hyperparameters import Tunable, scalar
-from t2x.base.step import step_context
 from t2x.layers.building import build_context
-from t2x.layers.constraints import num_parts
-from t2x.layers.dtypes import Dtypes, broadcast, with_rank
-from t2x.layers.grouped import grouped_product
+from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.keys import NamedRngs, bernoulli, initial_value
-from t2x.layers.products import project
+from t2x.layers.products import linear
 from t2x.layers.rules import Rule
 
 __all__ = ['Initializer', 'Linear', 'WeightNormLinear', 'dropout', 'param']
@@ -137,18 +134,6 @@ def dropout(
   return jnp.where(keep, x / probability.astype(x.dtype), 0)
 
 
-def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
-  """Merges the leading dimensions of the input of a product: [..., *inputs] -> [rows, *inputs].
-
-  XLA's CPU backend computes the gradient of a kernel over several leading dimensions through a transposed copy
-  of the input. Where rows are split over devices along their length, merging would move data: the shape stays.
-  """
-  rows = x.shape[: x.ndim - num_inputs]
-  if len(rows) < 2 or num_parts('length') > 1:
-    return x
-  return x.reshape(math.prod(rows), *x.shape[x.ndim - num_inputs :])
-
-
 class Linear(nnx.Module):
   """Linear projection of the last dimensions: [..., *inputs] -> [..., *outputs].
 
@@ -179,19 +164,9 @@ class Linear(nnx.Module):
     return self.kernel[...]
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
-    kernel = self.weight().astype(x.dtype)
-    groups = step_context().groups
-    if groups is not None:
-      axes = self.kernel.get_metadata()['axes']
-      y = grouped_product(x, kernel, axes, groups)
-      if self.bias is None:
-        return y
-      ones, bias = jnp.ones((*x.shape[:2], 1), x.dtype), self.bias[...].astype(x.dtype)[None]
-      return y + grouped_product(ones, bias, (None, *axes[self.num_inputs :]), groups)
-    y = project(flatten_rows(x, self.num_inputs), kernel, self.num_inputs)
-    if self.bias is not None:
-      y = y + broadcast(self.bias[...], y.shape, y.dtype)
-    return y.reshape(*x.shape[: x.ndim - self.num_inputs], *kernel.shape[self.num_inputs :])
+    kernel, axes = self.weight().astype(x.dtype), self.kernel.get_metadata()['axes']
+    bias = None if self.bias is None else self.bias[...]
+    return linear(x, kernel, bias, self.num_inputs, axes)
 
 
 class WeightNormLinear(Linear):

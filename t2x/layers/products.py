@@ -1,4 +1,4 @@
-"""Operations for one CPU device, whose gradients XLA computes fast there.
+"""Products of activations with parameters: how a `Linear` multiplies, and what XLA computes fast on one CPU device.
 
 XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients
 of some kernels, and at sums over rows. It computes a product in bfloat16 with the CPU's instructions only if the result
@@ -11,14 +11,76 @@ devices. `experiments/speed/NOTES.md` has the measurements.
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from t2x.base.step import is_plain, target
-from t2x.layers.constraints import num_devices
+from t2x.base.step import is_plain, step_context, target
+from t2x.layers.constraints import num_devices, num_parts
+from t2x.layers.dtypes import Dtypes
+
+
+class Products:
+  """Products of activations with parameters, and their gradients: the plain operations, which the compiler splits over
+  devices."""
+
+  def project(self, x: Float[Array, '...'], kernel: Float[Array, '...'], num_inputs: int) -> Array:
+    """Contracts the last dimensions of `x` with the first of `kernel`.
+
+    Args:
+      x: [..., *inputs].
+      kernel: [*inputs, *outputs].
+      num_inputs: number of dimensions of the inputs.
+
+    Returns:
+      [..., *outputs].
+    """
+    contracted = tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs))
+    return jax.lax.dot_general(x, kernel, (contracted, ((), ())))
+
+  def repeat(self, x: Float[Array, '*shape'], leading: tuple[int, ...]) -> Float[Array, '...']:
+    """Returns [*leading, *shape], whose gradient for `x` is a sum over rows."""
+    return jnp.broadcast_to(x, (*leading, *x.shape))
+
+  def multiply(
+    self, rows: Float[Array, '*rows inputs'], matrix: Float[Array, '_ _'], axis: int
+  ) -> Float[Array, '*rows outputs']:
+    """Contracts the inputs of `rows` with a dimension of `matrix`; without a gradient of its own."""
+    return jax.lax.dot_general(rows, matrix, (((rows.ndim - 1,), (axis,)), ((), ())))
+
+  def sum_over_rows(
+    self, left: Float[Array, '*rows inputs'], right: Float[Array, '*rows outputs']
+  ) -> Float[Array, 'inputs outputs']:
+    """Returns left^T right; without a gradient of its own."""
+    rows = tuple(range(left.ndim - 1))
+    return jax.lax.dot_general(left, right, ((rows, rows), ((), ())))
+
+
+class OneCPUProducts(Products):
+  """Products for one CPU device. Arrays with several dimensions of rows have the plain products."""
+
+  def project(self, x, kernel, num_inputs):
+    return (
+      _project(x, kernel) if x.ndim == num_inputs + 1 else super().project(x, kernel, num_inputs)
+    )
+
+  def repeat(self, x, leading):
+    return _repeat(leading, x)
+
+  def multiply(self, rows, matrix, axis):
+    return multiply(rows, matrix, axis) if rows.ndim == 2 else super().multiply(rows, matrix, axis)
+
+  def sum_over_rows(self, left, right):
+    return (
+      multiply_transposed(left, right) if left.ndim == 2 else super().sum_over_rows(left, right)
+    )
+
+
+_PLAIN, _ONE_CPU = Products(), OneCPUProducts()
 
 
 def on_one_cpu() -> bool:
@@ -26,21 +88,59 @@ def on_one_cpu() -> bool:
   return target() == 'cpu' and num_devices() == 1 and not is_plain()
 
 
-def project(x: Float[Array, '...'], kernel: Float[Array, '...'], num_inputs: int) -> Array:
-  """Contracts the last dimensions of `x` with the first of `kernel`.
+def products() -> Products:
+  """Returns the products of the program that is traced."""
+  return _ONE_CPU if on_one_cpu() else _PLAIN
+
+
+def linear(
+  x: Float[Array, '...'],
+  kernel: Float[Array, '...'],
+  bias: Float[Array, '...'] | None,
+  num_inputs: int,
+  axes: Sequence[str | None],
+) -> Float[Array, '...']:
+  """Returns the output of a `Linear`; inside `grouped_parts`, each row has the kernel and the bias of its own part.
 
   Args:
     x: [..., *inputs].
     kernel: [*inputs, *outputs].
+    bias: [*outputs]; None: no bias.
     num_inputs: number of dimensions of the inputs.
+    axes: logical name of each dimension of the kernel.
 
   Returns:
     [..., *outputs].
   """
-  if x.ndim == num_inputs + 1 and on_one_cpu():
-    return _project(x, kernel)
-  contracted = tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs))
-  return jax.lax.dot_general(x, kernel, (contracted, ((), ())))
+  groups = step_context().groups
+  if groups is not None:
+    return groups.linear(x, kernel, bias, num_inputs, axes)
+  y = products().project(flatten_rows(x, num_inputs), kernel, num_inputs)
+  if bias is not None:
+    y = y + broadcast(bias, y.shape, y.dtype)
+  return y.reshape(*x.shape[: x.ndim - num_inputs], *kernel.shape[num_inputs:])
+
+
+def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
+  """Merges the leading dimensions of the input of a product: [..., *inputs] -> [rows, *inputs].
+
+  XLA's CPU backend computes the gradient of a kernel over several leading dimensions through a transposed copy
+  of the input. Where rows are split over devices along their length, merging would move data: the shape stays.
+  """
+  rows = x.shape[: x.ndim - num_inputs]
+  if len(rows) < 2 or num_parts('length') > 1:
+    return x
+  return x.reshape(math.prod(rows), *x.shape[x.ndim - num_inputs :])
+
+
+def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
+  """Broadcasts `x` to `shape` and casts it to `dtype`, with a gradient accumulated in float32 or wider and
+  rounded to the dtype of `x` once."""
+  x = x.astype(jnp.promote_types(x.dtype, Dtypes.reductions))
+  leading = shape[: len(shape) - x.ndim]
+  if leading and shape[len(leading) :] == x.shape:
+    return products().repeat(x, leading).astype(dtype)
+  return jnp.broadcast_to(x, shape).astype(dtype)
 
 
 @jax.custom_vjp
@@ -91,13 +191,6 @@ def multiply_transposed(
 
 
 _project.defvjp(_forward, _backward)
-
-
-def repeat(x: Float[Array, '*shape'], leading: tuple[int, ...]) -> Float[Array, '...']:
-  """Returns [*leading, *shape], whose gradient for `x` is a sum over rows."""
-  if on_one_cpu():
-    return _repeat(leading, x)
-  return jnp.broadcast_to(x, (*leading, *x.shape))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -18,8 +18,8 @@ from t2x.layers import (
   Tokens,
   normal,
 )
-from t2x.layers.dtypes import broadcast
 from t2x.layers.parameters import param
+from t2x.layers.products import broadcast
 
 __all__ = ['GlobalTokens']
 

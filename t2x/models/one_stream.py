@@ -24,8 +24,8 @@ from t2x.layers import (
   param,
 )
 from t2x.layers.composites import set_part
-from t2x.layers.dtypes import broadcast
 from t2x.layers.norms import norm_over
+from t2x.layers.products import broadcast
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier
 from t2x.models.interfaces import Body, ClassHead, Model, Output, Pooling

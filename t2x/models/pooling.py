@@ -21,7 +21,7 @@ from t2x.layers import (
   normal,
   param,
 )
-from t2x.layers.dtypes import broadcast
+from t2x.layers.products import broadcast
 from t2x.models.interfaces import Pooling, RowSegments
 
 __all__ = ['AttentionPool', 'first_token', 'last_token', 'mean_tokens']

@@ -26,7 +26,8 @@ from t2x.layers import (
   dtypes,
   ones,
 )
-from t2x.layers.dtypes import broadcast, gather
+from t2x.layers.dtypes import gather
+from t2x.layers.products import broadcast
 
 TABLE = jax.random.normal(jax.random.key(0), (7, 3))
 IDS = jax.random.randint(jax.random.key(1), (4, 50), 0, 7)

@@ -27,12 +27,12 @@ from t2x.layers import (
   Tokens,
   TopK,
 )
+from t2x.layers import products as own
 from t2x.layers.embeddings.token_embeddings import float32_logits
 from t2x.layers.mixers.gated_delta import gated_delta_rule
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.lsh_attention import hashes
 from t2x.layers.mixers.nystrom import pseudo_inverse
-from t2x.layers.products import project, repeat
 
 SHAPES = {
   'more outputs': ((12,), (40,)),
@@ -52,13 +52,13 @@ def test_a_projection_and_its_gradients_equal_float64(inputs, outputs):
   x, kernel, weights = normal(0, 33, *inputs), normal(1, *inputs, *outputs), normal(2, 33, *outputs)
 
   def loss(x, kernel):
-    return (project(x, kernel, len(inputs)) * weights).sum()
+    return (own.products().project(x, kernel, len(inputs)) * weights).sum()
 
   rows = np.asarray(x, np.float64).reshape(33, -1)
   matrix = np.asarray(kernel, np.float64).reshape(rows.shape[1], -1)
   changes = np.asarray(weights, np.float64).reshape(33, -1)
   dx, dkernel = jax.jit(jax.grad(loss, (0, 1)))(x, kernel)
-  y = project(x, kernel, len(inputs))
+  y = own.products().project(x, kernel, len(inputs))
   np.testing.assert_allclose(y, (rows @ matrix).reshape(y.shape), atol=1e-5)
   np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
   np.testing.assert_allclose(dkernel, (rows.T @ changes).reshape(kernel.shape), atol=1e-5)
@@ -68,7 +68,7 @@ def test_a_projection_and_its_gradients_equal_float64(inputs, outputs):
 def test_in_bfloat16_sums_are_rounded_once(inputs, outputs):
   arrays = normal(0, 33, *inputs), normal(1, *inputs, *outputs), normal(2, 33, *outputs)
   x, kernel, weights = (array.astype(jnp.bfloat16) for array in arrays)
-  y, pullback = jax.vjp(lambda x, kernel: project(x, kernel, len(inputs)), x, kernel)
+  y, pullback = jax.vjp(lambda x, kernel: own.products().project(x, kernel, len(inputs)), x, kernel)
   rows = np.asarray(x, np.float64).reshape(33, -1)
   matrix = np.asarray(kernel, np.float64).reshape(rows.shape[1], -1)
   changes = np.asarray(weights, np.float64).reshape(33, -1)
@@ -84,7 +84,7 @@ def test_in_bfloat16_sums_are_rounded_once(inputs, outputs):
 @pytest.mark.parametrize(('inputs', 'outputs'), [(128, 256), (256, 128)])
 def test_the_compiler_uses_bfloat16_instructions_for_each_product(inputs, outputs):
   def step(x, kernel, table):
-    y = jax.nn.gelu(project(x.reshape(256, inputs), kernel, 1))
+    y = jax.nn.gelu(own.products().project(x.reshape(256, inputs), kernel, 1))
     z = float32_logits(y, table)
     return (z.reshape(2, 128, 64) ** 2).sum()
 
@@ -103,7 +103,7 @@ def gradients(inputs, outputs, layout=None):
   """Returns the traced gradients of a projection with a bias."""
 
   def loss(x, kernel, bias):
-    return (project(x, kernel, 1) + repeat(bias, (len(x),))).sum()
+    return (own.products().project(x, kernel, 1) + own.products().repeat(bias, (len(x),))).sum()
 
   with in_step(layout=layout):
     arguments = normal(0, 33, inputs), normal(1, inputs, outputs), normal(2, outputs)
@@ -129,8 +129,10 @@ def test_on_several_devices_the_operations_are_plain():
 @pytest.mark.parametrize('leading', [(7,), (5, 3), (0,)])
 def test_the_gradient_of_repeated_rows_is_their_sum(leading):
   x, weights = normal(0, 2, 3), normal(1, *leading, 2, 3)
-  np.testing.assert_array_equal(repeat(x, leading), np.broadcast_to(x, (*leading, 2, 3)))
-  found = jax.grad(lambda x: (repeat(x, leading) * weights).sum())(x)
+  np.testing.assert_array_equal(
+    own.products().repeat(x, leading), np.broadcast_to(x, (*leading, 2, 3))
+  )
+  found = jax.grad(lambda x: (own.products().repeat(x, leading) * weights).sum())(x)
   expected = np.asarray(weights, np.float64).reshape(-1, 2, 3).sum(0)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -146,7 +148,9 @@ def test_gradients_inside_scan_vmap_and_checkpoint():
 
   def scanned(kernels, bias):
     def layer(y, kernel):
-      return jnp.tanh(project(y, kernel, 1) + repeat(bias, (33,))), None
+      return jnp.tanh(
+        own.products().project(y, kernel, 1) + own.products().repeat(bias, (33,))
+      ), None
 
     return jax.lax.scan(jax.checkpoint(layer), x, kernels)[0].sum()
 

@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.dtypes import broadcast
 from t2x.layers.embeddings.inputs import Embedder, Input
 from t2x.layers.feed_forward.activations import gelu_exact
 from t2x.layers.initializers import lecun_normal
 from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import RowLayout, Tokens
 
 __all__ = ['AudioStem']

@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
-from t2x.layers.dtypes import broadcast
 from t2x.layers.embeddings.inputs import Embedder, Input, InputKind
 from t2x.layers.initializers import lecun_normal, normal, zeros
 from t2x.layers.parameters import Initializer, Linear, param
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['PatchEmbedding']

@@ -16,11 +16,11 @@ from t2x.base.ranges import Natural, Size
 from t2x.base.step import is_plain
 from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import broadcast, gather
+from t2x.layers.dtypes import gather
 from t2x.layers.embeddings.inputs import Input, TextEmbedding
 from t2x.layers.initializers import normal, xavier_uniform
-from t2x.layers.parameters import Initializer, Linear, flatten_rows, param
-from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
+from t2x.layers.parameters import Initializer, Linear, param
+from t2x.layers.products import broadcast, flatten_rows, products
 from t2x.layers.tokens import Tokens
 
 __all__ = ['FactorisedEmbedding', 'TokenEmbedding']
@@ -226,11 +226,8 @@ def _backward(axis: int, saved: Sequence[Array], gradient: Array) -> tuple[Array
   x, table = saved
   flat, gradient = flatten_rows(x), flatten_rows(gradient.astype(x.dtype))
   pair = (gradient, flat) if axis == 1 else (flat, gradient)
-  if flat.ndim == 2 and on_one_cpu():
-    return multiply(gradient, table, 1 - axis).reshape(x.shape), multiply_transposed(*pair)
-  rows, last = tuple(range(flat.ndim - 1)), flat.ndim - 1
-  dx = jax.lax.dot_general(gradient, table, (((last,), (1 - axis,)), ((), ())))
-  return dx.reshape(x.shape), jax.lax.dot_general(*pair, ((rows, rows), ((), ())))
+  own = products()
+  return own.multiply(gradient, table, 1 - axis).reshape(x.shape), own.sum_over_rows(*pair)
 
 
 _logits_with_gradient.defvjp(_forward, _backward)

@@ -26,7 +26,7 @@ from t2x.layers.interfaces import Norm
 from t2x.layers.keys import named_key
 from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear, dropout, param
-from t2x.layers.products import project
+from t2x.layers.products import products
 
 __all__ = ['ElmanCell', 'GRUCell', 'LSTMCell', 'StackedCells']
 
@@ -102,8 +102,8 @@ class Cell(nnx.Module):
     kernel, z = self.state.kernel[...].astype(projected.dtype), projected
     fed, h = (a.astype(projected.dtype) for a in (fed, state[0]))
     if self.fed_dim:
-      z = z + project(fed, kernel[: self.fed_dim], 1)
-    return self.update(z, project(h, kernel[self.fed_dim :], 1), state)
+      z = z + products().project(fed, kernel[: self.fed_dim], 1)
+    return self.update(z, products().project(h, kernel[self.fed_dim :], 1), state)
 
 
 class ElmanCell(Cell):
@@ -340,7 +340,7 @@ def _forward_loop(
   def step(state: State, step: Steps) -> tuple[State, Any]:
     state = _begin(state, step)
     h = state[0] if factor is None else state[0] * factor
-    r = project(h.astype(kernel.dtype), kernel, 1)
+    r = products().project(h.astype(kernel.dtype), kernel, 1)
     new, parts = cell.advance(step['z'], r, state)
     if 'is_token' in step:
       new = _where(step['is_token'], new, state)
@@ -373,7 +373,7 @@ def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
     zeros = tuple(map(jnp.zeros_like, after))
     own = _where(step['is_token'], after, zeros) if 'is_token' in step else after
     more, dz, dr, state = cell.pull(step['z'], parts, before, own)
-    dh = project(dr.astype(kernel.dtype), transposed, 2).astype(state[0].dtype)
+    dh = products().project(dr.astype(kernel.dtype), transposed, 2).astype(state[0].dtype)
     state = (state[0] + (dh if factor is None else dh * factor), *state[1:])
     if 'is_token' in step:
       state = tuple(map(operator.add, state, _where(step['is_token'], zeros, after)))
@@ -390,7 +390,7 @@ def _backward(static: Static, saved: Any, gradients: Any) -> tuple[Any, ...]:
   # The gradient of the matrix, for all steps at once.
   rows = before[0] if factor is None else before[0] * factor.astype(before[0].dtype)[None]
   rows, dr = (a.reshape(-1, *a.shape[2:]).astype(kernel.dtype) for a in (rows, dr))
-  _, pull = jax.vjp(lambda kernel: project(rows, kernel, 1), kernel)
+  _, pull = jax.vjp(lambda kernel: products().project(rows, kernel, 1), kernel)
   (dkernel,) = pull(dr)
   dsteps |= {name: None for name in steps if name not in dsteps}
   return rounded_sums(dcell, cell), dkernel, state, dsteps, None

@@ -19,12 +19,13 @@ from t2x.layers.attention.masks import check_reads
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
-from t2x.layers.dtypes import Dtypes, broadcast
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.ordered import check_row_order
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['DynamicConvolution', 'GatedConvolution', 'LightweightConvolution']

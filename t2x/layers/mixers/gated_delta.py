@@ -16,7 +16,7 @@ from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
-from t2x.layers.dtypes import Dtypes, broadcast, exact_einsum
+from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible
@@ -24,6 +24,7 @@ from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrenc
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['GatedDeltaNet']

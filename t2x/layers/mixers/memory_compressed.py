@@ -20,10 +20,10 @@ from t2x.layers.attention.head_projections import (
 )
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.caches import Cache
-from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import lecun_normal, zeros
 from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.parameters import Initializer, param
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens, check_slots, to_blocks
 
 __all__ = ['CompressedMemory', 'MemoryCompressedAttention']

@@ -18,13 +18,13 @@ from t2x.layers.attention.head_projections import (
   nan_for_several_segments,
 )
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import broadcast
 from t2x.layers.feed_forward.activations import gelu_exact
 from t2x.layers.initializers import normal, ones, xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
 from t2x.layers.norms import LayerNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['SpatialGating', 'TokenMLP']

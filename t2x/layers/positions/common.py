@@ -16,11 +16,12 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Range, Size
-from t2x.layers.dtypes import Dtypes, broadcast, gather
+from t2x.layers.dtypes import Dtypes, gather
 from t2x.layers.initializers import normal
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding, distances, frequencies, rotate_pairs
 from t2x.layers.positions.rope_scaling import RoPEScaling
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import rows_at
 
 __all__ = [

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.positions.encoding import PositionEncoding
+from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['LearnedFrames', 'LearnedGrid', 'resize_grid']

@@ -18,10 +18,11 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Epsilon, Positive, Size
 from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
-from t2x.layers.dtypes import Dtypes, broadcast, with_rank
+from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, variance_scaling, zeros
 from t2x.layers.interfaces import Call, Merge, Norm, Result
 from t2x.layers.parameters import Initializer, Linear, param
+from t2x.layers.products import broadcast
 from t2x.layers.rules import Fixed
 from t2x.layers.tokens import Tokens
 from t2x.layers.vision.convolve import convolve

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.group_convolution import convolution
-from t2x.layers.products import on_one_cpu, project
+from t2x.layers.products import on_one_cpu, products
 
 __all__ = []
 
@@ -38,7 +38,7 @@ def convolve(
     if is_depthwise and size % 2 and size <= _MAX_TAPS and stride == 1:
       return _depthwise(x, kernel)
     if group_size == num_features and size == stride and not around:
-      return project(_patches(x, size), kernel.reshape(-1, width), 1)
+      return products().project(_patches(x, size), kernel.reshape(-1, width), 1)
   return convolution(x, kernel, stride, around)
 
 
