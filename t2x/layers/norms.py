@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.base.errors import UserError
 from t2x.base.ranges import Epsilon
 from t2x.layers.building import build_context, building
 from t2x.layers.dtypes import Dtypes, with_rank
@@ -76,20 +77,32 @@ class RMSNorm(nnx.Module):
     d_model: size of the last dimension.
     epsilon: added to the mean square.
     use_scale: whether to multiply by a learned scale.
+    unit_offset: whether the factor is 1 + scale, with an initial scale of 0, so that weight decay moves it to 1
+      (Gemma, https://arxiv.org/abs/2403.08295).
   """
 
   implements = (Norm,)
 
   def __init__(
-    self, d_model: int, *, epsilon: Epsilon = 1e-6, use_scale: bool = True, rngs: nnx.Rngs
+    self,
+    d_model: int,
+    *,
+    epsilon: Epsilon = 1e-6,
+    use_scale: bool = True,
+    unit_offset: bool = False,
+    rngs: nnx.Rngs,
   ):
-    self.epsilon = epsilon
-    self.scale = _vector(ones(), d_model, rngs) if use_scale else None
+    if unit_offset and not use_scale:
+      raise UserError('RMSNorm.unit_offset has no effect without RMSNorm.use_scale: leave it out')
+    self.epsilon, self.unit_offset = epsilon, unit_offset
+    init = zeros() if unit_offset else ones()
+    self.scale = _vector(init, d_model, rngs) if use_scale else None
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)
     square = jnp.square(y).mean(axis=-1, keepdims=True)
     y = y * jax.lax.rsqrt(square + self.epsilon)
     if self.scale is not None:
-      y = y * with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
+      scale = self.scale[...].astype(Dtypes.reductions)
+      y = y * with_rank(1.0 + scale if self.unit_offset else scale, y.ndim)
     return y.astype(x.dtype)

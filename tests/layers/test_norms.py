@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   GatedDeltaNet,
@@ -103,3 +104,14 @@ def test_parameters_name_their_axes(norm_class):
 def test_norms_have_the_axis_of_their_features(build, axes):
   infos = Blueprint(jax.eval_shape(lambda: build(8, rngs=nnx.Rngs(0)))).infos
   assert {name: infos[name].axes for name in axes} == {n: (axis,) for n, axis in axes.items()}
+
+
+def test_a_scale_with_an_offset_is_initially_1():
+  """Gemma's norm: the stored scale is that of the formula minus 1."""
+  norm = RMSNorm(8, unit_offset=True, rngs=nnx.Rngs(0))
+  assert not norm.scale[...].any()
+  x = example(norm)
+  expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1.0 + np.asarray(norm.scale[...]))
+  np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+  with pytest.raises(UserError, match=r'^RMSNorm\.unit_offset has no effect'):
+    RMSNorm(8, unit_offset=True, use_scale=False, rngs=nnx.Rngs(0))
