@@ -114,9 +114,11 @@ class Field(abc.ABC):
 
   Attributes:
     default: the value of an absent field. If it is None, the field may also be null.
+    nullable: whether the field may be null although its default is another value.
   """
 
   default: Any
+  nullable: bool = dataclasses.field(default=False, kw_only=True)
 
   @property
   @abc.abstractmethod
@@ -294,10 +296,11 @@ class Fields(Mapping[str, Any]):
     value = values.get(name, field.default)
     if value is REQUIRED:
       raise UserError(f"{self.where} has no field '{name}', which is required")
-    if value is None and field.default is None:
+    nullable = field.nullable or field.default is None
+    if value is None and nullable:
       return None
     if value is None or not field.accepts(value):
-      optional = ' or None' if field.default is None else ''
+      optional = ' or None' if nullable else ''
       raise self.refused(name, value, f'{field.wanted}{optional}')
     return field.convert(value)
 

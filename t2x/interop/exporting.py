@@ -61,8 +61,8 @@ def export(
     build: maps the gin text of a model to its builder; used to check that config.json describes `model`.
     folder: the output folder.
     arrays: maps the name of a t2x parameter to its value.
-    model_type: the family to export as; None: the family whose config.json describes `model`.
-    extra: additional fields of config.json.
+    model_type: the family to export as; None: a family whose config.json describes `model`, that of `extra` first.
+    extra: additional fields of config.json: those of an imported folder, which are kept unchanged if they describe `model`.
 
   Returns:
     The family.
@@ -71,8 +71,9 @@ def export(
     UserError: no family matches the model; lists the differences from the closest family.
   """
   model = _without_padding(model)
-  family, config = _match_family(model, build, model_type)
-  _check_padding(config, extra or {})
+  extra = dict(extra or {})
+  family, config = _match_family(model, build, model_type, extra.get('model_type'))
+  _check_padding(config, extra)
   leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
   table = Table(family.rules, leaves)
   prefix = family.prefix if config['architectures'] == [family.bare] else ''
@@ -95,12 +96,30 @@ def export(
     return entry.layout.join(slices)
 
   write_tensors(folder, specs, tensor)
-  extra = dict(extra or {})
-  if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Labels of another head.
-    extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
-  text = json.dumps(family.json(config, extra), indent=2, sort_keys=True)
+  text = json.dumps(_contents(family, config, extra), indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
+
+
+def _contents(
+  family: Family, config: Mapping[str, Any], extra: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the contents of config.json: `extra` if it describes the same model as the fields of `config`."""
+  if extra.get('model_type') == family.model_type and _same_model(family, config, extra):
+    kept = {name: value for name, value in extra.items() if name != 'torch_dtype'}
+    return kept | {name: config[name] for name in ('architectures', 'dtype')}
+  if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Labels of another head.
+    extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
+  return family.json(config, extra)
+
+
+def _same_model(family: Family, *configs: Mapping[str, Any]) -> bool:
+  """Returns whether all contents of config.json describe the same model."""
+  try:
+    read = [family.read(fields, 'config.json') for fields in configs]
+  except UserError:
+    return False
+  return len({(fields['architecture'], family.gin(fields)) for fields in read}) == 1
 
 
 def _check_padding(config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
@@ -145,13 +164,19 @@ def _heads_differ(model: nnx.Module) -> bool:
 
 
 def _match_family(
-  model: nnx.Module, build: Build, model_type: str | None
+  model: nnx.Module, build: Build, model_type: str | None, preferred: str | None
 ) -> tuple[Family, dict[str, Any]]:
-  """Returns the family that rebuilds `model` from its config.json, and that config.json."""
+  """Returns the family that rebuilds `model` from its config.json, and that config.json.
+
+  Args:
+    model, build, model_type: see `export`.
+    preferred: the family to try first if `model_type` is None.
+  """
   if model_type is not None and model_type not in FAMILIES:
     names = ', '.join(sorted(FAMILIES))
     raise UserError(f'unknown model family {model_type!r}; must be one of: {names}')
-  candidates = [FAMILIES[model_type]] if model_type else FAMILIES.values()
+  ordered = sorted(FAMILIES.values(), key=lambda family: family.model_type != preferred)
+  candidates = [FAMILIES[model_type]] if model_type else ordered
   nearest: tuple[str, list[str]] | None = None
   for family in candidates:
     try:

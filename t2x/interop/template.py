@@ -30,7 +30,9 @@ def _same_kind(parts: Iterable[Any]) -> Any:
 
 
 def _wiring(part: Any) -> Any:
-  return _same_kind(part.wirings.values())
+  """Returns the wiring of the sublayers; several if a mapping by sublayer was bound."""
+  wirings = tuple(part.wirings.values())
+  return wirings if len({*map(type, wirings)}) > 1 else wirings[0]
 
 
 def _parts_in_order(part: Any) -> tuple[Any, ...]:
@@ -59,13 +61,16 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'GridStem.parts': _parts_in_order,
   'LanguageModel.d_model': lambda part: part.body.output_dim,
   'LanguageModel.embedding_dim': lambda part: part.embedding.table.shape[-1],
+  'LMHead.use_bias': lambda part: part.out.bias is not None,
   'LayerNorm.use_bias': lambda part: part.bias is not None,
   'MaskedLMHead.embedding_dim': lambda part: part.transform.kernel.shape[-1],
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,
+  'MultiHeadAttention.joint_qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
   'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.use_bias': lambda part: part.q.bias is not None,
+  'ParallelBlock.dropout_rate': lambda part: part.wirings[''].dropout_rate,
   'PatchEmbedding.num_registers': lambda part: (
     0 if part.registers is None else part.registers.shape[0]
   ),
@@ -253,9 +258,33 @@ def _bindings(template: str) -> dict[str, dict[str, str]]:
   return bindings
 
 
+def _argument(name: str, part: Any) -> Any:
+  """Returns the value of the constructor argument `Class.parameter` in a module."""
+  return ARGUMENTS.get(name, operator.attrgetter(name.partition('.')[2]))(part)
+
+
+def _binds(name: str, text: str, part: Any) -> bool:
+  """Returns whether a binding of the argument `Class.parameter` matches a module."""
+  value = _argument(name, part)
+  if text.startswith('{') and '@' in text:
+    names = re.findall(r'@(\w+)', text)
+    return isinstance(value, tuple) and [type(one).__name__ for one in value] == names
+  return _matches(text, value)
+
+
 def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
   """Yields (binding, text of its value, value in the model) for each binding that applies to the model."""
   bindings = _bindings(template)
+
+  def scoped(value: Any) -> str:
+    """Returns `scope/Name` of the first scope of class `Name` whose bindings match `value`, or else `Name`."""
+    name = type(value).__name__
+    for selector, own in bindings.items():
+      if selector.endswith(f'/{name}') and all(
+        _binds(f'{name}.{parameter}', text, value) for parameter, text in own.items()
+      ):
+        return selector
+    return name
 
   def visit(reference: str, part: Any) -> Iterator[tuple[str, str, Any]]:
     *scopes, name = reference.split('/')
@@ -265,11 +294,11 @@ def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
       active |= {key: (selector, text) for key, text in bindings.get(selector, {}).items()}
     for parameter, (selector, text) in active.items():
       argument = f'{name}.{parameter}'
-      value = ARGUMENTS.get(argument, operator.attrgetter(parameter))(part)
+      value = _argument(argument, part)
       yield f'{selector}.{parameter}', text, value
       values = value if isinstance(value, nnx.List | tuple) else [value]
-      # A placeholder has no reference in the template: use the class in the model.
-      names = re.findall(r'@([\w/]+)', text) or [type(value).__name__ for value in values]
+      # A placeholder has no reference in the template: use the class in the model, in the scope that describes it.
+      names = re.findall(r'@([\w/]+)', text) or [scoped(value) for value in values]
       if text.startswith(('[', '{')) and len(names) != len(values):
         raise AttributeError(f'{argument} has {len(values)} parts, not {len(names)}')
       for inner, value in zip(names, values, strict=False):

@@ -109,3 +109,28 @@ def test_other_names_and_values_are_filled_in():
   template = 'A.a = {a}\nB.b = {b}\nC.c = {c}\nD.d = {d}\n'
   filled = fill(template, a='other', b=1e-5, c=Part('scope/Part'))
   assert filled == 'A.a = {other}\nB.b = 1e-05\nC.c = @scope/Part\nD.d = {d}\n'
+
+
+def test_blocks_are_read_in_the_scope_whose_bindings_they_match():
+  more = """
+local/Block.pattern = @Window()
+Window.size = {window}
+local/MLP.hidden_dim = {narrow}
+"""
+  blocks = [Part('local/Block'), Part('Block')]
+  values = VALUES | {'blocks': blocks, 'window': 3, 'narrow': 5}
+  built = model(DECODER + more, values)
+  found = read_back(DECODER + more, built)
+  assert (found['window'], found['narrow'], found['hidden']) == (3, 5, 12)
+  assert has_option(DECODER, more, built)
+  assert not has_option(DECODER, more, model(DECODER, VALUES))
+
+
+def test_wirings_of_a_mapping_are_matched_by_sublayer():
+  more = """
+first/Block.wiring = {'mixer': @NoNorm, 'feed_forward': @PreNorm}
+"""
+  blocks = [Part('first/Block'), Part('Block')]
+  built = model(DECODER + more, VALUES | {'blocks': blocks})
+  assert has_option(DECODER, more, built)
+  assert not has_option(DECODER, more, model(DECODER, VALUES))

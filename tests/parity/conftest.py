@@ -124,6 +124,8 @@ def exported(tmp_path):
     # Whisper of transformers requires this number of frames.
     more_fields = ('_token_id', 'max_source_positions')
     tokens = {k: value for k, value in fields.items() if any(name in k for name in more_fields)}
+    # A model of several families is exported as that of its folder.
+    tokens['model_type'] = theirs.config.model_type
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]), extra=tokens)
     assert family.model_type == theirs.config.model_type
     loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)
