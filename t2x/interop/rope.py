@@ -45,44 +45,79 @@ class Rope:
     base: name of the base field in old files.
     fraction: name of the field for the rotated fraction of each head; '': the entire head is rotated.
     default: default of the fraction.
+    base_default: default of the base.
+    part: the part that has the encoding.
+    local: name of the field for the base of `local/Block` in old files; new ones have `rope_parameters` for each kind of
+      layer, of which only the full layers have scaled positions. '': all layers have the same positions.
+    local_default: default of that base.
   """
 
-  base: str
+  base: str = 'rope_theta'
   fraction: str = ''
   default: float = 1.0
+  base_default: float = 10000.0
+  part: str = 'Decoder'
+  local: str = ''
+  local_default: float = 10000.0
 
   @property
   def template(self) -> str:
     """The gin text of the position encoding."""
-    text = f'Decoder.encoding = @RoPE\nRoPE.base = {{{self.base}}}\n'
-    return f'{text}RoPE.fraction = {{{self.fraction}}}\n' if self.fraction else text
+    text = f'{self.part}.encoding = @RoPE\nRoPE.base = {{{self.base}}}\n'
+    if self.fraction:
+      text += f'RoPE.fraction = {{{self.fraction}}}\n'
+    return text
+
+  @property
+  def local_template(self) -> str:
+    """The gin text of the position encoding of `local/Block`."""
+    return f'local/RoPE:\n  base = {{{self.local}}}\n  scaling = None\n' if self.local else ''
 
   @property
   def declared(self) -> dict[str, Field]:
     """The fields of config.json by name."""
     fields = {'rope_parameters': Object(None), 'rope_scaling': Object(None)}
     fraction = {self.fraction: positive(self.default, 1.0)} if self.fraction else {}
-    return {**fields, self.base: positive(10000.0), **fraction}
+    local = {self.local: positive(self.local_default)} if self.local else {}
+    return {**fields, self.base: positive(self.base_default), **fraction, **local}
 
   def derive(self, fields: Fields) -> dict[str, Any]:
     """Returns the values of the template and of `SCALINGS`."""
     # As in transformers, whose older field wins.
     name = 'rope_scaling' if fields['rope_scaling'] else 'rope_parameters'
-    rope_fields, where = fields[name] or {}, f'{fields.where}: {name}'
-    declared = {'rope_theta': positive(None), 'rope_type': KIND, 'type': KIND}
+    objects, where, values = fields[name] or {}, f'{fields.where}: {name}', {}
+    if self.local and name == 'rope_parameters':
+      declared = {'full_attention': Object(None), 'sliding_attention': Object(None)}
+      check_unread_fields(objects, [*declared], where)
+      kinds = Fields(objects, declared, where)
+      local = self._read(kinds['sliding_attention'] or {}, f'{where}.sliding_attention', fields)
+      if local['rope_type'] != 'default':
+        raise fields.refused(f'{name}.sliding_attention.rope_type', local['rope_type'], "'default'")
+      values[self.local] = local['rope_theta'] or fields[self.local]
+      objects, where = kinds['full_attention'] or {}, f'{where}.full_attention'
+    values |= self._read(objects, where, fields)
+    values[self.base] = values.pop('rope_theta') or fields[self.base]
+    return values
+
+  def _read(self, objects: Mapping[str, Any], where: str, fields: Fields) -> dict[str, Any]:
+    """Returns the values of one object; None as `rope_theta` if it has none."""
+    declared: dict[str, Field] = {
+      'rope_theta': positive(None),
+      'rope_type': KIND,
+      'type': KIND,
+    }
     if self.fraction:
       declared['partial_rotary_factor'] = Float(None, 0.0, 1.0, excluded=0.0)
-    rope = Fields(rope_fields, declared, where)
+    rope = Fields(objects, declared, where)
     kind = rope['rope_type'] or rope['type'] or 'default'
-    check_unread_fields(rope_fields, [*declared, *FACTORS[kind]], where)
-    values = {**Fields(rope_fields, FACTORS[kind], where), 'rope_type': kind}
-    values[self.base] = rope['rope_theta'] or fields[self.base]
+    check_unread_fields(objects, [*declared, *FACTORS[kind]], where)
+    values = {**Fields(objects, FACTORS[kind], where), 'rope_type': kind}
     if self.fraction:
       # transformers rounds the number of rotated features down.
       head_dim = max(fields['hidden_size'] // fields['num_attention_heads'], 1)
       size = int(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))
       values[self.fraction] = size / head_dim
-    return values
+    return values | {'rope_theta': rope['rope_theta']}
 
   def restore(self, values: dict[str, Any]) -> dict[str, Any]:
     """Adds the `rope_scaling` of old files to the values read back from a model."""

@@ -42,6 +42,15 @@ SIDES = {
   'decoder_ffn_dim': 10,
 }
 GPT = {'n_embd': 8, 'n_head': 2, 'n_layer': 2, 'n_positions': 6, 'vocab_size': 20}
+LLAMA = {
+  'hidden_size': 8,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 2,
+  'num_key_value_heads': 1,
+  'intermediate_size': 12,
+  'vocab_size': 20,
+}
+GEMMA = LLAMA | {'head_dim': 4, 'sliding_window': 4}
 CONFIGS = {
   'albert': BERT | {'embedding_size': 4},
   'bart': SIDES | {'vocab_size': 20, 'max_position_embeddings': 6},
@@ -117,6 +126,15 @@ CONFIGS = {
     'num_experts_per_tok': 2,
     'vocab_size': 20,
   },
+  'mistral': LLAMA,
+  'qwen2': LLAMA | {'use_sliding_window': True, 'sliding_window': 4, 'max_window_layers': 1},
+  'qwen3': LLAMA | {'head_dim': 4},
+  'gemma2': GEMMA,
+  'gemma3_text': GEMMA | {'sliding_window_pattern': 2},
+  'olmo2': LLAMA,
+  'phi': LLAMA | {'hidden_size': 16},
+  'phi3': LLAMA,
+  'smollm3': LLAMA | {'no_rope_layers': [1, 0]},
   'convnext': {
     'num_stages': 2,
     'hidden_sizes': [4, 8],

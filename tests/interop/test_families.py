@@ -235,6 +235,31 @@ REFUSED = [
   ('t5', {'is_gated_act': True}, 'is_gated_act = True'),
   ('marian', {'static_position_embeddings': False}, 'static_position_embeddings = False'),
   ('bart', {'num_hidden_layers': 3, 'encoder_layers': 4}, 'num_hidden_layers = 3'),
+  (
+    'qwen2',
+    {'layer_types': ['full_attention']},
+    "layer_types = ['full_attention'] is not supported",
+  ),
+  ('qwen2', {'layer_types': ['sliding_attention'] * 32}, 'because no window is in use'),
+  ('mistral', {'layer_types': ['full_attention'] * 32}, 'layer_types'),
+  ('gemma2', {'use_bidirectional_attention': True}, 'use_bidirectional_attention = True'),
+  ('gemma2', {'tie_word_embeddings': False}, 'tie_word_embeddings = False'),
+  ('gemma3_text', {'rope_parameters': {'rope_type': 'default'}}, "rope_type = 'default'"),
+  (
+    'gemma3_text',
+    {'rope_parameters': {'sliding_attention': {'rope_type': 'linear', 'factor': 2.0}}},
+    "rope_parameters.sliding_attention.rope_type = 'linear' is not supported",
+  ),
+  ('gemma3_text', {'sliding_window_pattern': 27}, 'must be at most num_hidden_layers = 26'),
+  (
+    'gemma3_text',
+    {'layer_types': ['sliding_attention'] * 26},
+    'must be full_attention for some layer',
+  ),
+  ('phi', {'qk_layernorm': True}, 'qk_layernorm = True'),
+  ('phi3', {'rope_scaling': {'type': 'longrope'}}, "'longrope'"),
+  ('smollm3', {'no_rope_layers': [1, 0]}, 'a list of num_hidden_layers = 36 numbers'),
+  ('smollm3', {'use_sliding_window': True}, 'use_sliding_window = True'),
   ('bort', {}, "model_type = 'bort' is not supported; must be one of: albert, "),
 ]
 

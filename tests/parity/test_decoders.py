@@ -224,3 +224,88 @@ def test_cohere(agree, gradients, name):
   model, mine = agree(name, lambda: transformers.CohereForCausalLM(config), theirs, ours)
   if name == 'Cohere':
     gradients(name, model, mine, theirs_loss, ours_loss)
+
+
+DENSE_SIZES = {
+  'hidden_size': 24,
+  'intermediate_size': 40,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 4,
+  'num_key_value_heads': 2,
+  'vocab_size': 50,
+  # Not in IDS: the embedding of this id has no gradient in transformers.
+  'pad_token_id': 0,
+}
+# Of two kinds of layers; a window of 4 is shorter than the rows.
+KINDS = {'num_hidden_layers': 4, 'sliding_window': 4}
+LINEAR = {'rope_type': 'linear', 'factor': 2.0, 'rope_theta': 50.0}
+GEMMA = KINDS | {
+  'head_dim': 8,
+  'query_pre_attn_scalar': 20,
+  'hidden_activation': 'gelu_pytorch_tanh',
+}
+# A soft cap of the size of the scores.
+CAPPED = {'attn_logit_softcapping': 2.0, 'final_logit_softcapping': 3.0}
+# name -> class, fields.
+DENSE = {
+  'Qwen2': ('Qwen2', {}),
+  'Qwen2, windows, tied': (
+    'Qwen2',
+    KINDS | {'use_sliding_window': True, 'max_window_layers': 3, 'tie_word_embeddings': True},
+  ),
+  'Qwen3': ('Qwen3', {'head_dim': 8}),
+  'Qwen3, biases, scaled positions': (
+    'Qwen3',
+    {'head_dim': 8, 'attention_bias': True, 'rope_parameters': LINEAR},
+  ),
+  'Gemma 2': ('Gemma2', GEMMA | CAPPED),
+  'Gemma 2, no caps': (
+    'Gemma2',
+    GEMMA
+    | {'attn_logit_softcapping': None, 'final_logit_softcapping': None, 'attention_bias': True},
+  ),
+  'Gemma 3': (
+    'Gemma3',
+    GEMMA
+    | {'num_hidden_layers': 7}
+    | {
+      'rope_parameters': {
+        'full_attention': LINEAR,
+        'sliding_attention': {'rope_theta': 10.0, 'rope_type': 'default'},
+      }
+    },
+  ),
+  'OLMo 2': ('Olmo2', {'rms_norm_eps': 1e-3}),
+  'Mistral': ('Mistral', {'head_dim': 8, 'sliding_window': 4}),
+  'Mistral, no window': ('Mistral', {'sliding_window': None, 'rms_norm_eps': 1e-3}),
+  'Phi': ('Phi', {'hidden_size': 32}),
+  'Phi-3': ('Phi3', {'sliding_window': 4}),
+  'Phi-3, partial rotation': (
+    'Phi3',
+    {
+      'hidden_size': 32,
+      'rope_parameters': {'rope_type': 'default', 'rope_theta': 50.0, 'partial_rotary_factor': 0.5},
+    },
+  ),
+  'SmolLM3': ('SmolLM3', {'num_hidden_layers': 4, 'no_rope_layers': [1, 1, 0, 1]}),
+  'SmolLM2': (
+    'Llama',
+    {
+      'tie_word_embeddings': True,
+      'rope_parameters': {'rope_type': 'default', 'rope_theta': 100000.0},
+    },
+  ),
+}
+# Gradients are compared for one model of each family.
+NO_GRADIENT = ('SmolLM2',)
+
+
+@pytest.mark.parametrize('name', DENSE)
+def test_a_dense_model_equals_that_of_transformers(agree, gradients, name):
+  kind, fields = DENSE[name]
+  config = getattr(transformers, 'Gemma3TextConfig' if kind == 'Gemma3' else f'{kind}Config')
+  build = getattr(transformers, f'{kind}ForCausalLM')
+  values = config(**DENSE_SIZES | fields)
+  model, mine = agree(name, lambda: build(values), theirs, ours)
+  if ',' not in name and name not in NO_GRADIENT:
+    gradients(name, model, mine, theirs_loss, ours_loss)

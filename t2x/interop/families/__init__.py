@@ -8,7 +8,19 @@ from t2x.base.errors import UserError
 from t2x.base.external_files import shown
 from t2x.interop.families.cohere import COHERE
 from t2x.interop.families.convolutional import CONVNEXT, RESNET
-from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, LLAMA, OPT
+from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, OPT
+from t2x.interop.families.dense import (
+  GEMMA2,
+  GEMMA3,
+  LLAMA,
+  MISTRAL,
+  OLMO2,
+  PHI,
+  PHI3,
+  QWEN2,
+  QWEN3,
+  SMOLLM3,
+)
 from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
@@ -36,6 +48,8 @@ ALL: tuple[Family, ...] = (
   DEIT,
   DISTILBERT,
   FSMT,
+  GEMMA2,
+  GEMMA3,
   GPT1,
   GPT2,
   GPT_NEO,
@@ -44,12 +58,19 @@ ALL: tuple[Family, ...] = (
 )
 ALL += (
   MARIAN,
+  MISTRAL,
   MIXTRAL,
+  OLMO2,
   OPT,
+  PHI,
+  PHI3,
+  QWEN2,
+  QWEN3,
   QWEN3_MOE,
   RESNET,
   ROBERTA,
   SIGLIP,
+  SMOLLM3,
   SWIN,
   SWITCH,
   T5,

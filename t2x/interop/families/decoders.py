@@ -1,9 +1,10 @@
-"""Decoder-only language models: GPT-1, GPT-2, GPT-Neo, GPT-NeoX (Pythia), Llama and OPT."""
+"""Decoder-only language models: GPT-1, GPT-2, GPT-Neo, GPT-NeoX (Pythia) and OPT."""
 
 from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import Bool, Field, Fields, Int, Many, Only, Text, shown
+from t2x.interop.families.dense import LOCAL, period
 from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes, tied
 from t2x.interop.layouts import CONV1D, GROUPED
 from t2x.interop.rope import SCALINGS, Rope
@@ -117,10 +118,7 @@ MultiHeadAttention:
   use_bias = False
   scale = 1.0
 """
-NEO_LOCAL = """
-local/Block.pattern = @Window()
-Window.size = {window_size}
-"""
+NEO_LOCAL = LOCAL.replace('sliding_window', 'window_size')
 NEO_BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
 
 
@@ -152,16 +150,10 @@ def _neo_derive(fields: Fields) -> dict[str, Any]:
   if fields['attention_layers'] not in (None, kinds):
     raise fields.refused('attention_layers', fields['attention_layers'], shown(kinds))
   return {
-    'blocks': [NEO_BLOCKS[kind] for kind in _period(kinds)],
+    'blocks': [NEO_BLOCKS[kind] for kind in period(kinds)],
     'has_local': 'local' in kinds,
     'intermediate_size': fields['intermediate_size'] or 4 * fields['hidden_size'],
   }
-
-
-def _period(kinds: list[str]) -> list[str]:
-  """Returns the shortest prefix that is repeated throughout `kinds`."""
-  sizes = (size for size in range(1, len(kinds) + 1) if len(kinds) % size == 0)
-  return next(kinds[:size] for size in sizes if kinds[:size] * (len(kinds) // size) == kinds)
 
 
 def _neo_restore(values: dict[str, Any]) -> dict[str, Any]:
@@ -255,72 +247,6 @@ GPT_NEOX = Family(
   prefix='gpt_neox.',
   renamed={r'^embed_out\.': 'lm_head.'},
   ignored=(r'lm_head\.weight|.*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)',),
-)
-
-LLAMA_ROPE = Rope('rope_theta')
-# Gated feed-forward layers and RMS norms.
-LLAMA_LAYERS = LAYERS.replace('LayerNorm', 'RMSNorm').replace('MLP', 'GatedMLP')
-LLAMA_HEADS = """
-MultiHeadAttention:
-  num_kv_heads = {num_key_value_heads}
-  head_dim = {head_dim}
-GatedMLP.use_bias = {mlp_bias}
-"""
-
-
-def _llama_derive(fields: Fields) -> dict[str, Any]:
-  """Returns the head sizes and the values of the rotary positions."""
-  heads = fields['num_attention_heads']
-  return LLAMA_ROPE.derive(fields) | {
-    'head_dim': fields['head_dim'] or max(fields['hidden_size'] // heads, 1),
-    'num_key_value_heads': fields['num_key_value_heads'] or heads,
-  }
-
-
-LLAMA = Family(
-  model_type='llama',
-  architectures=('LlamaForCausalLM', 'LlamaModel'),
-  template=fill(
-    DECODER.replace('LayerNorm', 'RMSNorm')
-    + LLAMA_ROPE.template
-    + LLAMA_LAYERS
-    + ATTENTION_BIAS
-    + LLAMA_HEADS,
-    embedding_dropout=0.0,
-    hidden_dropout=0.0,
-    layer_norm_eps='rms_norm_eps',
-  ),
-  choices={'rope_type': SCALINGS},
-  derive=_llama_derive,
-  restore=LLAMA_ROPE.restore,
-  declared={
-    **LLAMA_ROPE.declared,
-    **rates(attention_dropout=0.0),
-    **sizes(head_dim=None, hidden_size=4096, intermediate_size=11008, num_attention_heads=32),
-    **sizes(num_key_value_heads=None, vocab_size=32000),
-    'attention_bias': Bool(False),
-    'hidden_act': activation('silu'),
-    'mlp_bias': Bool(False),
-    'num_hidden_layers': Layers(32),
-    'rms_norm_eps': positive(1e-6, 1.0),
-    'rope_interleaved': Only(False),
-    'tie_word_embeddings': tied(False),
-  },
-  # RoPE works for any position, so the maximum length has no effect.
-  no_effect=('is_llama_config', 'max_position_embeddings', 'max_sequence_length'),
-  rules=(
-    Rule('model.embed_tokens.weight', ('embedding.table',)),
-    *block(
-      'model.layers.{}',
-      norms=('input_layernorm', 'post_attention_layernorm'),
-      mixer=tuple(f'self_attn.{name}_proj' for name in 'qkvo'),
-      feed_forward=('mlp.gate_proj', 'mlp.up_proj', 'mlp.down_proj'),
-    ),
-    *norm('model.norm', 'body.final_norm'),
-    *dense('lm_head', 'head.out'),
-  ),
-  prefix='model.',
-  ignored=(r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq',),
 )
 
 # Pre-norm OPT, which includes every release except opt-350m.
