@@ -62,7 +62,7 @@ def export(
     folder: the output folder.
     arrays: maps the name of a t2x parameter to its value.
     model_type: the family to export as; None: a family whose config.json describes `model`, that of `extra` first.
-    extra: additional fields of config.json: those of an imported folder, which are kept unchanged if they describe `model`.
+    extra: additional fields of config.json: those of an imported folder are kept unchanged if they describe `model`.
 
   Returns:
     The family.

@@ -47,8 +47,8 @@ class Rope:
     default: default of the fraction.
     base_default: default of the base.
     part: the part that has the encoding.
-    local: name of the field for the base of `local/Block` in old files; new ones have `rope_parameters` for each kind of
-      layer, of which only the full layers have scaled positions. '': all layers have the same positions.
+    local: name of the field for the base of `local/Block` in old files; new ones have `rope_parameters` for each kind
+      of layer, of which only the full layers have scaled positions. '': all layers have the same positions.
     local_default: default of that base.
   """
 

@@ -411,8 +411,8 @@ OLMO2 = language_model(
   ),
 )
 
-# Attention and MLP in parallel after one norm. Dropout is applied to each in transformers, here to their sum: this changes
-# training only.
+# Attention and MLP in parallel after one norm. Dropout is applied to each in transformers, here to their sum: this
+# changes training only.
 PHI = language_model(
   'phi',
   'Phi',
