@@ -111,7 +111,9 @@ def test_a_scale_with_an_offset_is_initially_1():
   norm = RMSNorm(8, unit_offset=True, rngs=nnx.Rngs(0))
   assert not norm.scale[...].any()
   x = example(norm)
-  expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1.0 + np.asarray(norm.scale[...]))
+  expected = (
+    x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (1.0 + np.asarray(norm.scale[...]))
+  )
   np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
   with pytest.raises(UserError, match=r'^RMSNorm\.unit_offset has no effect'):
     RMSNorm(8, unit_offset=True, use_scale=False, rngs=nnx.Rngs(0))
