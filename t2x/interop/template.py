@@ -231,9 +231,7 @@ def has_option(template: str, option: str, model: Any) -> bool:
 
 def is_part(value: Any, name: str) -> bool:
   """Returns whether a value of a model is an instance of class `name`, or the function `name`."""
-  return value is not None and (
-    type(value).__name__ == name or value is getattr(layers, name, None)
-  )
+  return value is not None and (type(value).__name__ == name or value is vars(layers).get(name))
 
 
 def _matches(text: str, value: Any) -> bool:
