@@ -24,7 +24,6 @@ from t2x.layers import (
   MultiHeadAttention,
   NoNorm,
   Norm,
-  Parallel,
   Pattern,
   PositionEncoding,
   PreNorm,
@@ -45,10 +44,14 @@ from t2x.layers.composites import (
   wirings_of,
 )
 from t2x.layers.interfaces import reads_encoding, without_encoding
+from t2x.layers.wiring.parallel import PartCaches, added
 from t2x.layers.wiring.residual import depth_factor
 from t2x.models.interfaces import Layer
 
 __all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
+
+# Name of the only branch of a `ParallelBlock` in its cache and in random keys.
+_SUM = ''
 
 
 class SublayerBlock(nnx.Module):
@@ -80,18 +83,19 @@ class SublayerBlock(nnx.Module):
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
-    kind = type(self).__name__
     self.pattern = pattern
     self.names = tuple(sublayers)
     wirings = wirings_of(self, wiring, sublayers)
-    around = build_context().pattern
-    own = pattern if around is None else around & pattern
-    with building(pattern=own), at_position(num_branches=len(sublayers)):
+    with building(pattern=_inside(pattern)), at_position(num_branches=len(sublayers)):
       for index, (name, build) in enumerate(sublayers.items()):
         with at_position(branch=index):
           set_part(self, name, build(d_model, rngs=rngs))
           setattr(self, f'{name}_wiring', wirings[name](d_model, rngs=rngs))
       self.encoding = encoding and encoding(d_model, rngs=rngs)
+    self._check()
+
+  def _check(self) -> None:
+    kind, pattern = type(self).__name__, self.pattern
     numbers = {name: own.num_streams for name, own in self.wirings.items()}
     if len(set(numbers.values())) > 1:
       listed = ', '.join(f'{number} for {name}' for name, number in numbers.items())
@@ -275,7 +279,7 @@ class ParallelBlock(SublayerBlock):
 
   GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
   (https://arxiv.org/abs/2204.02311, section 2) share one norm; GPT-NeoX has two
-  (https://arxiv.org/abs/2204.06745, section 2.1). It is a `SublayerBlock` whose only sublayer is `Parallel`.
+  (https://arxiv.org/abs/2204.06745, section 2.1). The sum is one residual branch, as that of `Parallel`.
 
   Args:
     d_model: width of the residual stream.
@@ -301,24 +305,57 @@ class ParallelBlock(SublayerBlock):
     encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
-    parallel = functools.partial(
-      Parallel,
-      parts={'mixer': mixer, 'feed_forward': feed_forward},
-      norm=norm,
-      own_norms=feed_forward_norm and {'feed_forward': feed_forward_norm},
-    )
-    # The empty name keeps the parts' names: `blocks.0.mixer`.
-    super().__init__(
-      d_model,
-      sublayers={'': parallel},
-      wiring=functools.partial(NoNorm, dropout_rate=dropout_rate),
-      pattern=pattern,
-      encoding=encoding,
-      rngs=rngs,
-    )
+    self.pattern = pattern
+    self.names = 'mixer', 'feed_forward'
+    with building(pattern=_inside(pattern)), at_position(num_branches=1):
+      with at_position(branch=0):
+        self.norm = norm(d_model, rngs=rngs)
+        self.feed_forward_norm = feed_forward_norm and feed_forward_norm(d_model, rngs=rngs)
+        for index, build in enumerate((mixer, feed_forward)):
+          with at_position(num_branches=2, branch=index):
+            set_part(self, self.names[index], build(d_model, rngs=rngs))
+        self.wiring = NoNorm(d_model, dropout_rate=dropout_rate, rngs=rngs)
+      self.encoding = encoding and encoding(d_model, rngs=rngs)
+    self._check()
 
-  def __getattr__(self, name: str) -> Any:
-    """Returns an attribute of the sublayer, so that names of parameters are paths of attributes."""
-    if '' not in vars(self):
-      raise AttributeError(name)
-    return getattr(vars(self)[''], name)
+  @property
+  def wirings(self) -> dict[str, Wiring]:
+    return {_SUM: self.wiring}
+
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> dict[str, Cache]:
+    caches = super().init_cache(batch, num_slots, dtype, source)
+    return {_SUM: PartCaches(caches)} if caches else {}
+
+  def branch(
+    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    return self._wired(self.wiring.branch, x, call, cache)
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length *streams d_model'],
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """Applies the parts to the same input; arguments and result are those of `SublayerBlock`."""
+    own = None if cache is None else cast(PartCaches | None, cache.get(_SUM))
+    result = self._wired(self.wiring, self.embed(x, call.tokens), call, own)
+    new = cache if own is None else {_SUM: result.cache}
+    extras = {**call.extras, **result.extras}
+    return dataclasses.replace(result, cache=new, extras=extras)
+
+  def _wired(self, wiring: Any, x: Array, call: Call, cache: PartCaches | None) -> Result:
+    calls, norms = self.calls(call), {'feed_forward': self.feed_forward_norm}
+
+    def parts(h: Array) -> Result:
+      return added(h, self.sublayers, calls, cache, self.norm, norms)
+
+    return wiring(x, parts, named_key(call.key, f'{_SUM}_wiring'), depth_factor(call, _SUM, len(x)))
+
+
+def _inside(pattern: Pattern) -> Pattern:
+  """Returns the pattern of a block inside the pattern of the body that is built."""
+  around = build_context().pattern
+  return pattern if around is None else around & pattern

@@ -86,7 +86,7 @@ class ReversibleStream:
     call, old = restrict_call(call, layer), cache or {}
     first, second, new, aux = self.first, self.second, dict(old), NO_AUX
     recorded: dict[str, Array] = {}
-    for name in layer.names:
+    for name in layer.wirings:
       result = layer.branch(name, second.astype(self.dtype), call, old.get(name))
       branch = constrain(result.x, 'batch', 'length', 'embed').astype(first.dtype)
       first, second = second, first + branch
@@ -204,7 +204,7 @@ class ReversibleStack(Stack):
     own_inputs = jax.eval_shape(first, per_repeat)
     branches, arrays = list[Branch](), list[Any]()
     for place, block in enumerate(self.blocks):
-      for name in block.names:
+      for name in block.wirings:
 
         def branch(block, h, number, keys, rates, place=place, name=name):
           fields = self.place(number, place) | randomness(keys, rates, place)

@@ -51,7 +51,7 @@ class Inspection:
     """
     if isinstance(texts, np.ndarray):
       return texts, np.ones_like(texts)
-    spec, tokenizer = self.model.spec, self._text_tokenizer()
+    spec, tokenizer = module_of(self.model).spec, self._text_tokenizer()
     if spec.is_encoder_decoder:
       rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in as_list(texts)]
     elif spec.is_causal(2):
@@ -79,7 +79,7 @@ class Inspection:
         prefixes.
       record: names of the intermediate arrays to return.
     """
-    spec = self.model.spec
+    spec = module_of(self.model).spec
     if not spec.is_encoder_decoder and targets is not None:
       raise UserError(
         f'@{type(module_of(self.model)).__name__} reads {", ".join(spec.inputs)}: omit the targets'
@@ -121,7 +121,7 @@ class Inspection:
     return layers
 
   def _side(self, recorded: Mapping[str, Any], side: str) -> Mapping[str, Any]:
-    if not self.model.spec.is_encoder_decoder:
+    if not module_of(self.model).spec.is_encoder_decoder:
       return recorded
     start = f'{side}.'
     return {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
@@ -201,7 +201,7 @@ def source_readers(model: Any, side: str) -> frozenset[str]:
   """Returns the names of the sublayers of a side that attend to a source, such as 'cross' in `Block`."""
   names = set()
   for path, part in nnx.iter_modules(module_of(model)):
-    # The name '' is not part of the names of recorded arrays.
+    # The sublayer '' of a block has no level in the names of recorded arrays.
     name = '.'.join(str(key) for key in path if key != '')
     match = re.match(rf'{side}\..*?\bblocks\.\d+\.(.+)', name)
     if match and isinstance(part, Sublayer) and 'source' in part.reads:

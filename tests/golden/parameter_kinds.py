@@ -132,7 +132,7 @@ PARTS = [
   *_width(layers.PowerNorm),
   *_width(layers.Activation, activation=layers.tanh),
   *_width(layers.ScaledGradient, factor=0.5),
-  *_width(layers.Sequential, parts={'mixer': layers.GatedConvolution}),
+  *_width(layers.Parallel, layers.Sequential, parts={'mixer': layers.GatedConvolution}),
   *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
   *_free(partial(layers.ConvBias, window=3)),
   *_free(*(partial(b, max_length=N) for b in (layers.FullBias, layers.FactorizedBias))),

@@ -23,6 +23,7 @@ from t2x.layers import (
   MultiHeadAttention,
   PostNorm,
   PreNorm,
+  Result,
   ReZero,
   RMSNorm,
   RoPE,
@@ -79,6 +80,21 @@ def depth_factor(key, name, rate):
   return kept / (1 - rate)
 
 
+def branches(block, call):
+  """The branches of a block: name, wiring and function."""
+  calls = block.calls(call)
+  if isinstance(block, ParallelBlock):
+
+    def added(h):
+      return Result(sum(vars(block)[name](block.norm(h), own).x for name, own in calls.items()))
+
+    yield '', block.wiring, added
+    return
+  for name, own in calls.items():
+    part = functools.partial(vars(block)[name], call=own)
+    yield name, vars(block)[f'{name}_wiring'], part
+
+
 def reference(stack, x, call):
   """The equations of the paper, one sublayer after the other; the wiring's own addition is subtracted."""
   first = second = x
@@ -92,13 +108,9 @@ def reference(stack, x, call):
       restrict_call(call, one), place=place, repeat=repeat, key=named_key(key, f'blocks.{place}')
     )
     rate = stack.stochastic_depth * layer / max(stack.num_layers - 1, 1)
-    for name, of_part in one.calls(own).items():
-      result = vars(one)[f'{name}_wiring'](
-        second,
-        lambda h, name=name, of_part=of_part, one=one: vars(one)[name](h, of_part),
-        named_key(own.key, f'{name}_wiring'),
-        depth_factor(own.key, name, rate),
-      )
+    for name, wiring, function in branches(one, own):
+      key = named_key(own.key, f'{name}_wiring')
+      result = wiring(second, function, key, depth_factor(own.key, name, rate))
       first, second = second, first + (result.x - second)
       losses += sum(loss.sum() for loss in result.aux.losses.values())
   return stack.merge(first, second), losses

@@ -159,20 +159,34 @@ class Parallel(_Parts):
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: PartCaches | None = None
   ) -> Result:
     """Returns the sum of the outputs of the parts; recorded arrays are those of the parts as 'PART.NAME'."""
-    old = {} if cache is None else cache.parts
-    shared = x if self.norm is None else self.norm(x)
-    results: dict[str, Result] = {}
-    for name, part in self._parts.items():
-      own_norm = vars(self).get(f'{name}_norm')
-      own = shared if own_norm is None else own_norm(x)
-      results[name] = part(own, self._call(call, name), old.get(name))
-    return Result(
-      functools.reduce(operator.add, (result.x for result in results.values())),
-      None if cache is None else PartCaches({name: results[name].cache for name in old}),
-      functools.reduce(operator.add, (result.aux for result in results.values())),
-      recorded_by(results),
-      extras={name: value for r in results.values() for name, value in r.extras.items()},
-    )
+    calls = {name: self._call(call, name) for name in self.names}
+    norms = {name: vars(self).get(f'{name}_norm') for name in self.names}
+    return added(x, self._parts, calls, cache, self.norm, norms)
+
+
+def added(
+  x: Float[Array, 'batch length d_model'],
+  parts: Mapping[str, Sublayer],
+  calls: Mapping[str, Call],
+  cache: PartCaches | None,
+  norm: Norm | None,
+  own_norms: Mapping[str, Norm | None],
+) -> Result:
+  """Returns the sum of the outputs of parts, each with its call, of the shared or their own norm of the same input."""
+  old = {} if cache is None else cache.parts
+  shared = x if norm is None else norm(x)
+  results: dict[str, Result] = {}
+  for name, part in parts.items():
+    own_norm = own_norms.get(name)
+    own = shared if own_norm is None else own_norm(x)
+    results[name] = part(own, calls[name], old.get(name))
+  return Result(
+    functools.reduce(operator.add, (result.x for result in results.values())),
+    None if cache is None else PartCaches({name: results[name].cache for name in old}),
+    functools.reduce(operator.add, (result.aux for result in results.values())),
+    recorded_by(results),
+    extras={name: value for r in results.values() for name, value in r.extras.items()},
+  )
 
 
 class Sequential(_Parts):
