@@ -77,8 +77,18 @@ class _Stream(io.TextIOBase):
   def encoding(self) -> str:  # type: ignore[override]
     return self.stream.encoding or 'utf-8'
 
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self.stream, name)
+  @property
+  def errors(self) -> str | None:  # type: ignore[override]
+    return self.stream.errors
+
+  @property
+  def buffer(self) -> Any:
+    """The stream of bytes below, for those who write bytes."""
+    return self.stream.buffer
+
+  def reconfigure(self, **settings: Any) -> None:
+    """Changes settings of the stream, as `io.TextIOWrapper.reconfigure` does."""
+    self.stream.reconfigure(**settings)
 
 
 class _Console(Console):

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from t2x.data.sources.subset import spread
+from t2x.layers.composites import replace_parts
 from t2x.look.anatomy import sides
 from t2x.models import Stages
 from t2x.tasks import Task
@@ -72,9 +73,9 @@ def load_of_rows(
   for name, part in task.parts.items():
 
     def loads(model, batch, part=part):
-      recorder = _Recorder(model)
-      part.sums(recorder, batch, None)
-      return {key: np.moveaxis(load, 0, 1) for key, load in recorder.recorded.items()}
+      copy, recorded = _recording(model)
+      part.sums(copy, batch, None)
+      return {key: np.moveaxis(load, 0, 1) for key, load in recorded.items()}
 
     indices = spread(min(num_rows, len(rows[name])), len(rows[name]))
     chosen = [rows[name][i] for i in indices]
@@ -91,31 +92,16 @@ def load_of_rows(
   )
 
 
-class _Recorder:
-  """A model for the losses of a task that keeps the recorded load of its experts.
+def _recording(model: Any) -> tuple[Any, dict[str, Any]]:
+  """Returns a copy of a model whose method `hidden` keeps the recorded load of its experts, and the dict with it."""
+  recorded: dict[str, Any] = {}
 
-  Args:
-    model: the model.
-
-  Attributes:
-    recorded: the recorded arrays of the last call.
-  """
-
-  def __init__(self, model: Any):
-    self._model, self.recorded = model, dict[str, Any]()
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._model, name)
-
-  def __call__(self, *args: Any, **settings: Any) -> Any:
-    return self._kept(self._model(*args, **settings, record=LOAD))
-
-  def hidden(self, *args: Any, **settings: Any) -> Any:
-    return self._kept(self._model.hidden(*args, **settings, record=LOAD))
-
-  def _kept(self, out: Any) -> Any:
-    self.recorded = {name: a for name, a in out.recorded.items() if name.endswith('.load')}
+  def hidden(*args: Any, record: frozenset[str] = frozenset(), **settings: Any) -> Any:
+    out = model.hidden(*args, record=record | LOAD, **settings)
+    recorded.update({name: a for name, a in out.recorded.items() if name.endswith('.load')})
     return out
+
+  return replace_parts(model, hidden=hidden), recorded
 
 
 def _layers(

@@ -290,8 +290,9 @@ def make_eval_step(
         sums = task.sums(model, {**batch, 'loss_weight': row_weights}, None).reported
         return {name: sums[name][0] for name in sums if name in task.example_metrics}, sums
 
-      # A sum is linear in the weights of the rows, so its derivative has the value of each row. The model does not
-      # depend on them: no backward pass.
+      # A task returns sums over the batch, sum_i w_i m_i with a weight w_i and a metric m_i of each row. The derivative
+      # by w_i is m_i: the value of each row, for every task and exactly, without a second way to compute a metric.
+      # The model does not depend on the weights, so that nothing of it is differentiated.
       ones = jnp.ones(jax.tree.leaves(batch)[0].shape[0], jnp.float32)
       examples, sums = jax.jacrev(declared, has_aux=True)(ones)
       # Every process gets all rows.

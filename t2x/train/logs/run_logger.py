@@ -96,11 +96,11 @@ class RunLogger(contextlib.AbstractContextManager):
     quiet: whether only results and warnings are printed.
   """
 
-  terminal: Any
-  samples: Any
-  timing: Any
-  norms: Any
-  tensorboard: Any
+  terminal: Terminal | Silent
+  samples: JsonLines | Silent
+  timing: JsonLines | Silent
+  norms: JsonLines | Silent
+  tensorboard: TensorBoard | Silent
 
   def __init__(
     self,

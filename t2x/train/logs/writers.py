@@ -50,8 +50,26 @@ class Silent:
 
   width = 80
 
-  def __getattr__(self, name: str) -> Callable[..., None]:
-    return lambda *arguments, **settings: None
+  def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
+    pass
+
+  def text(self, step: int, name: str, text: str) -> None:
+    pass
+
+  def image(self, step: int, name: str, image: np.ndarray) -> None:
+    pass
+
+  def watch(self, waiting: Waiting) -> None:
+    pass
+
+  def step(self, step: int) -> None:
+    pass
+
+  def print(self, text: str, *, always: bool = False) -> None:
+    pass
+
+  def close(self) -> None:
+    pass
 
 
 class JsonLines:
