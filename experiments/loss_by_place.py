@@ -16,6 +16,7 @@ import numpy as np
 import optax
 
 import t2x
+from t2x.parallel import runs_model
 
 # Places in a segment at which ranges begin.
 BORDERS = (0, 4, 16, 64)
@@ -27,6 +28,7 @@ def losses(folder: str) -> tuple[np.ndarray, np.ndarray]:
   task, model = loaded.task, loaded.model
 
   @jax.jit
+  @runs_model
   def by_place(model, batch):
     logits, _ = task.predictions(model, batch, None)
     weights = task.target_weights(batch)
@@ -36,7 +38,7 @@ def losses(folder: str) -> tuple[np.ndarray, np.ndarray]:
   rows = loaded.inference.rows(task.eval_split)
   sums = [by_place(model, batch) for batch in loaded.inference.evaluation_batches(rows, task)]
   total = np.sum([[np.asarray(a, np.float64) for a in pair] for pair in sums], axis=0)
-  loss, count = total.reshape(2, -1, model.body.stack.length)
+  loss, count = total.reshape(2, -1, model.model.body.stack.length)
   return loss, count
 
 

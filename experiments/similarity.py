@@ -16,6 +16,7 @@ import numpy as np
 import t2x
 from t2x.layers import Tokens
 from t2x.models.pooling import mean_over_tokens
+from t2x.parallel import runs_model
 
 
 def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
@@ -24,6 +25,7 @@ def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
   ids, segments = loaded.encode(sentences)
 
   @jax.jit
+  @runs_model
   def vectors(model, ids, segments):
     tokens = Tokens.row(ids.shape[1], segments=segments)
     x = mean_over_tokens(model.hidden(ids, tokens=tokens).x, segments)

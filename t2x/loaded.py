@@ -78,7 +78,7 @@ class Loaded:
   @functools.cached_property
   def model(self) -> Placed:
     """The model, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`), on the devices of
-    its mesh; `model.model` is the module."""
+    its mesh; `model.model` is the module, whose `spec` and methods are read there."""
     return self.inference.model(self.params)
 
   @property

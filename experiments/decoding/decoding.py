@@ -44,7 +44,7 @@ def prompts_of(loaded: Loaded) -> list[list[Pair]]:
   """Returns sets of held-out prompts and what follows them: the next text, or the reference translation."""
   task = loaded.task
   pairs: list[Pair] = []
-  if loaded.model.spec.is_encoder_decoder:
+  if loaded.model.model.spec.is_encoder_decoder:
     examples = task.source.load('test')
     for example in (examples[i] for i in range(len(examples))):
       texts = example['source'], example['target']
@@ -65,7 +65,7 @@ def prompts_of(loaded: Loaded) -> list[list[Pair]]:
 def real(loaded: Loaded, pairs: Sequence[Pair]) -> dict[str, float]:
   """Returns the measures of the real text, whose perplexity is computed by teacher forcing."""
   tokenizer = loaded.tokenizer
-  if loaded.model.spec.is_encoder_decoder:
+  if loaded.model.model.spec.is_encoder_decoder:
     sources, targets = zip(*pairs, strict=True)
     scores = _log_probs(loaded.logits(list(sources), list(targets)).astype(np.float64))
     texts = [[*tokenizer.encode(target), tokenizer.eos_id] for target in targets]
@@ -99,7 +99,7 @@ def generated(
   if several > 1:
     sets = [[a['tokens'], *(o['tokens'] for o in a['others'])] for a in answers]
     measures['self_bleu'] = sum(map(self_bleu, sets)) / len(sets)
-  if loaded.model.spec.is_encoder_decoder:
+  if loaded.model.model.spec.is_encoder_decoder:
     outputs, references = [a['text'] for a in answers], [target for _, target in pairs]
     measures['bleu'] = sacrebleu.corpus_bleu(outputs, [references]).score
   return measures

@@ -33,7 +33,7 @@ def main():
   run = t2x.load(args.run)
   ranking = score_heads(run, num_rows=args.rows)
   blueprint = run.inference.program.blueprint
-  params = blueprint.params(run.model)
+  params = blueprint.params(run.model.model)
 
   def loss(removed):
     masked = scaled(params, ranking.heads, remaining(ranking.heads, removed))

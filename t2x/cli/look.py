@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None and any(Path(folder).resolve() == p.resolve().parent for p in read):
       raise UserError(f'--{suffix} {folder} is the folder of --input: pictures may replace it')
   loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)
-  spec = loaded.model.spec
+  spec = loaded.model.model.spec
   is_pair = spec.is_encoder_decoder
   if args.target is not None and not is_pair:
     raise UserError('--target has no effect: the model is not an encoder-decoder; remove it')
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _kind(loaded: 'Loaded') -> str:
   """Returns the kind of a model in words: 'a causal language model'."""
-  spec = loaded.model.spec
+  spec = loaded.model.model.spec
   kinds = {'ids': 'text', 'image': 'images'}
   source = kinds.get(spec.first.kind, spec.first.kind)
   if spec.is_encoder_decoder:
@@ -171,7 +171,7 @@ def _caption(
     task.modality, ImageModality | SpeechModality
   ):
     raise UserError(
-      f'look does not draw encoder-decoders whose source is {loaded.model.spec.first.kind}, except captions of '
+      f'look does not draw encoder-decoders whose source is {loaded.model.model.spec.first.kind}, except captions of '
       'images and transcriptions: use t2x.load(RUN).attention'
     )
   if args.input is None:

@@ -24,13 +24,13 @@ from t2x.layers.dtypes import working_dtype
 from t2x.layers.marks import Marks
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models import DecodingModel
-from t2x.parallel.placed import runs_model, spread_over, whole_rows
+from t2x.parallel.placed import Placed, module_of, runs_model, spread_over, whole_rows
 
 __all__ = ['generate']
 
 
 def generate(
-  model: DecodingModel,
+  model: DecodingModel | Placed,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,
@@ -70,10 +70,11 @@ def generate(
   """
   model = whole_rows(model)
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  limits = _limits(prompts, lengths, max_new_tokens, max_length, model.spec.max_length)
-  _check(strategy, num_return, key, model, marks)
+  spec = module_of(model).spec
+  limits = _limits(prompts, lengths, max_new_tokens, max_length, spec.max_length)
+  _check(strategy, num_return, key, spec, marks)
   room = _room(max_new_tokens, max_length, allowed, len(prompts))
-  prompts = _pad(prompts, pad_id, model.spec.max_length)
+  prompts = _pad(prompts, pad_id, spec.max_length)
   spread, gather = spread_over(model, len(prompts))
   generated = _run(
     model,
@@ -97,13 +98,13 @@ def _spread_keys(key, spread):
   return jax.random.wrap_key_data(spread(jax.random.key_data(key))) if key.shape else key
 
 
-def _check(strategy, num_return, key, model, marks):
+def _check(strategy, num_return, key, spec, marks):
   if num_return < 1:
     raise UserError(f'num_return = {num_return} must be at least 1')
   strategy.copies(num_return)
   if strategy.random and key is None:
     raise UserError(f'{strategy} is random: generate requires a key')
-  _check_marks(model, marks)
+  _check_marks(spec, marks)
 
 
 def _room(max_new_tokens, max_length, allowed, batch):
@@ -116,8 +117,8 @@ def _room(max_new_tokens, max_length, allowed, batch):
   return room
 
 
-def _check_marks(model, marks):
-  for pattern in model.spec.patterns:
+def _check_marks(spec, marks):
+  for pattern in spec.patterns:
     for name in mark_names(pattern):
       if name != 'prefix' and name not in marks.names:
         raise UserError(

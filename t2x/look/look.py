@@ -92,16 +92,17 @@ def look_at_text(
   """
   inspection = Inspection(model, tokenizer)
   ids = encoded(inspection, text)
-  check_length('the text', len(ids), max_tokens, model.spec.max_length)
+  spec = module_of(model).spec
+  check_length('the text', len(ids), max_tokens, spec.max_length)
   names = Names(tokenizer, classes)
   parts, notes = _parts(model)
   logits, recorded = _outputs(inspection, parts, notes, ids[None])
   labels = names.tokens(ids)
-  is_causal = model.spec.is_causal(len(ids))
-  predicts_tokens = model.spec.outputs == {'token logits'}
+  is_causal = spec.is_causal(len(ids))
+  predicts_tokens = spec.outputs == {'token logits'}
   targets = [*labels[1:], ''] if is_causal else labels
   lens = None
-  if '' in parts and model.spec.outputs != {'vectors'}:
+  if '' in parts and spec.outputs != {'vectors'}:
     of_row = class_logits(model) is not None
     lens = logit_lens(
       model,
@@ -152,7 +153,7 @@ def look_at_pair(
   inspection = Inspection(model, tokenizer)
   names, target_names = Names(tokenizer), Names(tokenizer and tokenizer.target)
   before, labels = target_ids(tokenizer, target, start)
-  spec, is_text = model.spec, pixels is None and seconds is None
+  spec, is_text = module_of(model).spec, pixels is None and seconds is None
   parts, notes = _parts(model)
   inputs, keys = source_of_pair(inspection, parts.get('encoder'), source, is_text, seconds)
   most = max_tokens or (MAX_TOKENS if is_text else MAX_PATCHES)
@@ -348,7 +349,7 @@ def _image_attention(
 def _text_losses(
   model: Any, tokenizer: Tokenizer | None, ids: np.ndarray, logits: np.ndarray, names: Names
 ) -> TokenLosses | None:
-  if model.spec.is_causal(len(ids)):
+  if module_of(model).spec.is_causal(len(ids)):
     if len(ids) < 2:
       return None
     return token_losses(logits[:-1], ids[1:], names.tokens(ids[1:]), 'the tokens before it')

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,16 +20,15 @@ __all__ = ['Placed', 'module_of', 'runs_model', 'spread_over', 'whole_rows']
 Function = TypeVar('Function', bound=Callable[..., Any])
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@functools.partial(jax.tree_util.register_dataclass, data_fields=['model'], meta_fields=['layout'])
 @dataclasses.dataclass(frozen=True)
 class Placed:
   """A model with its parameters on the devices of a mesh.
 
-  Its methods, and functions decorated with `runs_model`, are traced in `in_step(layout=...)`, as train steps are. Other
-  attributes are those of the model.
+  Functions decorated with `runs_model`, and calls of it, are traced in `in_step(layout=...)`, as train steps are.
 
   Attributes:
-    model: the module.
+    model: the module, to read its settings: what it computes outside of a layout is not sharded as in training.
     layout: sharding of its activations; None for one device.
   """
 
@@ -38,32 +36,9 @@ class Placed:
   layout: Activations | None
 
   def __call__(self, *args: Any, **settings: Any) -> Any:
+    """Returns the output of the model."""
     with in_step(layout=self.layout):
       return self.model(*args, **settings)
-
-  def __getattr__(self, name: str) -> Any:
-    if name.startswith('__'):  # Asked for by copies, which have no model yet.
-      raise AttributeError(name)
-    value = getattr(self.model, name)
-    if not inspect.ismethod(value):
-      return value
-
-    @functools.wraps(value)
-    def method(*args: Any, **settings: Any) -> Any:
-      with in_step(layout=self.layout):
-        return value(*args, **settings)
-
-    return method
-
-  def tree_flatten_with_keys(self) -> Any:
-    """Returns the model under an empty name, so that names of parameters do not change."""
-    return ((jax.tree_util.GetAttrKey(''), self.model),), self.layout
-
-  @classmethod
-  def tree_unflatten(cls, layout: Any, children: Any) -> 'Placed':
-    """Returns the model with other arrays."""
-    (model,) = children
-    return cls(model, layout)
 
 
 def runs_model(function: Function) -> Function:

@@ -76,7 +76,7 @@ class T2XModel(TemplateLM):
         f'lm-evaluation-harness needs a causal language model, {run} has the task @{type(task).__name__}'
       )
     self._model, self._tokenizer, self._marks = loaded.model, task.fitted, task.token_marks
-    limit = loaded.model.spec.max_length
+    limit = loaded.model.model.spec.max_length
     self.max_length = max_length or limit or task.length
     if limit is not None and self.max_length > limit:
       raise UserError(f'max_length = {max_length}: the model has {limit} positions')

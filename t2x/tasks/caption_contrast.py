@@ -17,6 +17,7 @@ from t2x.data.plans import padded
 from t2x.data.sources.base import class_names
 from t2x.layers import Tokens
 from t2x.models.ranks import ROUNDING, rank
+from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Modality
 from t2x.tasks.contrastive import PairTask
@@ -172,8 +173,9 @@ class CaptionContrast(PairTask):
       model, rows, None, lambda m, batch: self.vectors(m, batch)[0].x, _BATCH, watched
     )
     products = np.stack([vector for _, vector in outputs]) @ classes.T
-    bias = 0.0 if model.bias is None else float(model.bias[...])
-    return float(model.factor) * products + bias
+    module = module_of(model)
+    bias = 0.0 if module.bias is None else float(module.bias[...])
+    return float(module.factor) * products + bias
 
   def check_prompt(self, prompt):
     """Raises UserError if there are no classes, or a prompt is no file of a source."""
@@ -227,7 +229,7 @@ class ZeroShot(TaskEvaluator):
     logits = task.class_logits(model, sources, evaluated.watched)
     own = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     others = np.arange(len(names)) != labels[:, None]
-    ranks = rank(own, logits, others, ROUNDING * float(model.factor))
+    ranks = rank(own, logits, others, ROUNDING * float(module_of(model).factor))
     right = (ranks == 1).astype(float)
     metrics = {'examples': float(len(examples)), 'accuracy': float(right.mean())}
     if len(names) > 5:

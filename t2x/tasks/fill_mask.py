@@ -13,7 +13,7 @@ from t2x.base.errors import UserError
 from t2x.data import Tokenizer
 from t2x.layers.marks import Marks
 from t2x.models.language_model import select
-from t2x.parallel.placed import runs_model, whole_rows
+from t2x.parallel.placed import module_of, runs_model, whole_rows
 from t2x.tasks.masked_lm import MASK, check_masks, mask_spelling
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
@@ -80,7 +80,7 @@ def fill_masks(
 
 
 def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
-  limit, longest = model.spec.max_length, max(map(len, rows))
+  limit, longest = module_of(model).spec.max_length, max(map(len, rows))
   if limit is not None and longest > limit:
     raise UserError(f'a prompt has {longest} tokens, but the model supports {limit}: shorten it')
   return limit

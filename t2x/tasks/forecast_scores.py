@@ -12,6 +12,7 @@ from t2x.base.packages import imported
 from t2x.base.ranges import Count, InnerFraction, Size
 from t2x.data import Windows, seasonal_naive
 from t2x.data.sources.subset import spread
+from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.forecast import Forecast
@@ -64,7 +65,7 @@ class ForecastEvaluator(TaskEvaluator):
     assert isinstance(task, Forecast)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     outputs = evaluated.predict([rows[i] for i in indices], task.forecasts)
-    distribution = evaluated.model().distribution
+    distribution = module_of(evaluated.model()).distribution
     return [(row, task.quantiles(distribution, out, self.levels)) for row, out in outputs]
 
 

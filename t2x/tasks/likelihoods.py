@@ -15,7 +15,7 @@ from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
 from t2x.models.ranks import choice
-from t2x.parallel.placed import runs_model, whole_rows
+from t2x.parallel.placed import Placed, module_of, runs_model, whole_rows
 from t2x.tasks.prediction import Watched, in_batches, on_devices
 from t2x.tasks.text import pad_prompts
 
@@ -61,7 +61,7 @@ def encode_pair(tokenizer: Tokenizer, prompt: str, continuation: str) -> Pair:
 
 
 def log_likelihoods(
-  model: TextModel,
+  model: TextModel | Placed,
   pairs: Sequence[Pair],
   *,
   pad_id: int,
@@ -85,7 +85,7 @@ def log_likelihoods(
   score = functools.partial(_score, further=marks)
 
   def scored(batch):
-    arrays = _arrays(batch, pad_id, model.spec.max_length)
+    arrays = _arrays(batch, pad_id, module_of(model).spec.max_length)
     return list(zip(*on_devices(score, whole_rows(model), *arrays), strict=True))
 
   results = in_batches(

@@ -30,6 +30,7 @@ from t2x.layers import Causal, RowLayout, Tokens
 from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
+from t2x.parallel.placed import Placed
 from t2x.tasks.auxiliary import Auxiliary, check_auxiliaries, with_auxiliaries
 from t2x.tasks.base import Task
 from t2x.tasks.former import BASES
@@ -349,7 +350,7 @@ def pad_prompts(
 
 
 def continued(
-  model: DecodingModel,
+  model: DecodingModel | Placed,
   rows: Sequence[Sequence[int]],
   tokenizer: Tokenizer,
   *,

@@ -68,7 +68,7 @@ def _activations(
 ) -> dict[str, np.ndarray]:
   """Returns the outputs of each layer and the logits, without dropout."""
   model = Placed(program.blueprint.model(program.groups.join(params, frozen)), program.layout)
-  name, *_ = model.spec.inputs
+  name, *_ = model.model.spec.inputs
   inputs, targets = np.asarray(batch[name]), batch.get('target')
   logits, recorded = Inspection(model, None).outputs(inputs, targets, frozenset({'hidden'}))
   activations = {}

@@ -38,7 +38,7 @@ def test_texts_are_read_as_in_training(run):
   texts = ['the cat', 'a']
   logits = run.logits(texts)
   ids, segments = run.encode(texts)
-  assert logits.shape == (*ids.shape, run.model.spec.vocab_size)
+  assert logits.shape == (*ids.shape, run.model.model.spec.vocab_size)
   assert segments.sum(axis=1).tolist() == [8, 2]  # Each begins with a special token.
   # Padding changes nothing, and the model is causal.
   alone = run.logits('a')

@@ -39,7 +39,7 @@ PARTS = {'body', 'decoder', 'distribution', 'embedding', 'encoder', 'head'}
 IN_LAYOUT = {
   't2x/train/evaluation.py': {'Inference._evaluated'},  # Calls `Inference.model`.
   't2x/parallel/placed.py': {'Placed.__call__'},
-  't2x/look/loads.py': {'_Recorder.__call__', '_Recorder.hidden'},  # Traced by `predict`.
+  't2x/look/loads.py': {'_recording'},  # Traced by `predict`.
   't2x/look/anatomy.py': {'class_logits'},  # Called in the lens, which `runs_model`.
   't2x/look/look.py': {'look_at_image'},  # Embeds one row to read the metadata of its tokens.
   't2x/tasks/base.py': {'Task.check_model'},
@@ -157,10 +157,12 @@ def part():
 
 def test_a_placed_model_is_a_tree_with_the_names_of_its_parameters():
   placed = part()
-  assert dict(named_leaves(placed)).keys() == dict(named_leaves(placed.model)).keys()
+  assert dict(named_leaves(placed)).keys() == {
+    f'model.{name}' for name, _ in named_leaves(part().model)
+  }
   doubled = jax.tree.map(lambda a: 2 * a, placed)
   assert doubled.layout == LAYOUT
-  np.testing.assert_array_equal(doubled.up.kernel[...], 2 * placed.up.kernel[...])
+  np.testing.assert_array_equal(doubled.model.up.kernel[...], 2 * placed.model.up.kernel[...])
   assert copy.deepcopy(placed).layout == LAYOUT
   assert module_of(placed) is placed.model and module_of(placed.model) is placed.model
 
@@ -177,14 +179,14 @@ class Seen:
     return step_context().layout
 
 
-def test_calls_and_methods_are_in_the_layout_and_attributes_are_those_of_the_model():
+def test_calls_and_functions_are_in_the_layout_and_attributes_are_read_of_the_module():
   placed = Placed(Seen(), LAYOUT)
-  assert placed() == placed.hidden() == LAYOUT
-  assert placed.spec == 'its spec'
+  assert placed() == runs_model(lambda model: model.hidden())(placed) == LAYOUT
+  assert module_of(placed).spec == 'its spec'
   assert runs_model(lambda model: (type(model), model()))(placed) == (Seen, LAYOUT)
   assert runs_model(lambda model: model())(Seen()) is None
-  with pytest.raises(AttributeError, match='absent'):
-    placed.absent  # noqa: B018
+  with pytest.raises(AttributeError, match='spec'):
+    placed.spec  # noqa: B018
 
 
 def test_rows_of_any_length_are_not_split():
