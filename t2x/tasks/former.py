@@ -12,6 +12,11 @@ BASES = {
   'MarkingTask': "derive from TextTask, with the setting 'marks: Mapping[str, MarkRule] = "
   "dataclasses.field(default_factory=dict)'",
   'ChosenTokens': 'derive from MaskedLM; PermutationLM in t2x/tasks/permutation_lm.py is an example without masks',
+  'LabelTask': "derive from LabelledTask, with the setting 'labels: Annotated[Sequence[str], NonEmpty] = "
+  "dataclasses.field()'",
+  'TextsTask': 'derive from LabelledTask, with num_texts and plans',
+  'FieldsTask': "derive from LabelledTask, with the settings 'fields: Annotated[Sequence[Text], NonEmpty] = ('text',)' "
+  "and 'further_orders: Sequence[Sequence[Text]] = ()'",
 }
 # Name of a method of a class -> what to override instead.
 HOOKS = {

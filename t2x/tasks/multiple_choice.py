@@ -2,8 +2,8 @@
 Pre-Training, section 3.3)."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,15 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Range, Text
 from t2x.data import Choice
-from t2x.layers import named_key
 from t2x.models.losses import classification_sums
 from t2x.tasks.distillation import TeacherLoss
-from t2x.tasks.several_texts import TextsTask
+from t2x.tasks.labelled import LabelledTask
 
 __all__ = ['MultipleChoice']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MultipleChoice(TextsTask):
+class MultipleChoice(LabelledTask):
   """Predicts which of several texts, the `choices` of an example, fits its context; `answer` is the number
   of the right one.
 
@@ -42,13 +41,10 @@ class MultipleChoice(TextsTask):
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
+  numbers: ClassVar[Mapping[str, Any]] = {'label': jnp.int32}
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy'})
-
-  @property
-  def num_classes(self):
-    return 1
 
   @property
   def num_texts(self):
@@ -68,16 +64,9 @@ class MultipleChoice(TextsTask):
       yield from (example[name] for name in self.context if name in example)
       yield from example.get('choices', ())
 
-  def spec(self, batch_size):
-    """Returns tokens, types, segments: int32 [batch, choices * length]; label, weight: int32 [batch]."""
-    return super().spec(batch_size) | {'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-
   def predictions(self, model, batch, key):
     """Returns the logits of the choices, float32 [batch, choices], and the output for the rows of `by_text`."""
-    out = self.hidden(model, batch, key)
-    head = self._keys(named_key(key, 'head'))
-    logits = model.head.classify(out.x, self.by_text(batch)['segments'], head)
-    return logits.astype(jnp.float32).reshape(-1, self.num_choices), out
+    return self.text_logits(model, batch, key)
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss and accuracy over the examples with weight 1."""

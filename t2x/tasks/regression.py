@@ -2,19 +2,19 @@
 https://arxiv.org/abs/1708.00055), and the correlations of its predictions."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.ranges import Text
+from t2x.base.ranges import NonEmpty, Text
 from t2x.data import ScoredTexts
 from t2x.data.sources.subset import spread
 from t2x.models.ranks import ROUNDING
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
-from t2x.tasks.several_texts import FieldsTask
+from t2x.tasks.labelled import LabelledTask
 
 __all__ = ['Correlations', 'TextRegression']
 
@@ -23,7 +23,7 @@ _PAIR = ('pair/x', 'pair/y')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextRegression(FieldsTask):
+class TextRegression(LabelledTask):
   """Predicts a number for a text, or for a pair of texts, by the mean squared error, as BERT does for STS-B
   (https://arxiv.org/abs/1810.04805, section 4.1).
 
@@ -32,33 +32,30 @@ class TextRegression(FieldsTask):
 
   Attributes:
     score: name of the field of the number.
+    fields: one or two names of text fields.
+    further_orders: other orders of the fields, as in `SequenceClassification`.
   """
 
   score: Text
+  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
+  further_orders: Sequence[Sequence[Text]] = ()
 
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
+  numbers: ClassVar[Mapping[str, Any]] = {'target': jnp.float32}
   best_metric: ClassVar[str] = 'pearson'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', *_PAIR})
-
-  @property
-  def num_classes(self):
-    return 1
 
   @property
   def plans(self):
     """One for each order of the fields."""
     return [ScoredTexts(length=self.length, score=self.score, fields=f) for f in self.orders]
 
-  def spec(self, batch_size):
-    """Returns tokens, types, segments: int32 [batch, orders * length]; target: float32, weight: int32 [batch]."""
-    return super().spec(batch_size) | {'target': jax.ShapeDtypeStruct((batch_size,), jnp.float32)}
-
   def predictions(self, model, batch, key):
     """Returns the predicted number of each example in float32, and the model's output."""
-    logits, out = self.classified(model, batch, key)
+    logits, out = self.class_logits(model, batch, key)
     return logits[:, 0], out
 
   def sums(self, model, batch, key):

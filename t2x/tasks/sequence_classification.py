@@ -2,29 +2,28 @@
 2018)."""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import TunableRate
+from t2x.base.ranges import NonEmpty, Text, TunableRate
 from t2x.data import LabelledTexts
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import OF_EXAMPLES
 from t2x.tasks.distillation import TeacherLoss
-from t2x.tasks.labelled import LabelTask
+from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import class_answers, f1_sums, predicted_sums
-from t2x.tasks.several_texts import FieldsTask
 
 __all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceClassification(LabelTask, FieldsTask):
+class SequenceClassification(LabelledTask):
   """Predicts the class of a text or of a pair of texts. Examples have a `label` and the text `fields`.
 
   Metrics, as in scikit-learn: accuracy; macro_f1, the mean F1 of the classes that occur in the data or in the
@@ -32,11 +31,18 @@ class SequenceClassification(LabelTask, FieldsTask):
 
   Attributes:
     labels: names of the classes.
+    fields: one or two names of text fields.
+    further_orders: other orders of the fields; the model reads each order, and the classifier the sum of their vectors,
+      as GPT-1 for the similarity of two texts.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
     auxiliary: an auxiliary objective with the name 'lm' (`LanguageModelling`); other names: `auxiliaries`.
   """
 
+  # A field without a default; LabelledTask has the value of tasks without classes.
+  labels: Annotated[Sequence[str], NonEmpty] = dataclasses.field()
+  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
+  further_orders: Sequence[Sequence[Text]] = ()
   label_smoothing: TunableRate = 0.0
   distillation: TeacherLoss | None = None
   auxiliary: Auxiliary | None = None
@@ -45,12 +51,16 @@ class SequenceClassification(LabelTask, FieldsTask):
   unit: ClassVar[str] = 'examples'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
+  numbers: ClassVar[Mapping[str, Any]] = {'label': jnp.int32}
+  best_metric: ClassVar[str] = 'accuracy'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
   example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', *OF_EXAMPLES})
 
-  def __post_init__(self):
-    super().__post_init__()
-    if self.auxiliary is not None:
-      object.__setattr__(self, 'auxiliaries', {**self.auxiliaries, 'lm': self.auxiliary})
+  @property
+  def objectives(self):
+    return (
+      self.auxiliaries if self.auxiliary is None else {**self.auxiliaries, 'lm': self.auxiliary}
+    )
 
   @property
   def plans(self):
@@ -58,12 +68,8 @@ class SequenceClassification(LabelTask, FieldsTask):
     labels = tuple(self.labels)
     return [LabelledTexts(length=self.length, labels=labels, fields=f) for f in self.orders]
 
-  def spec(self, batch_size):
-    """Returns tokens, types, segments: int32 [batch, orders * length]; label, weight: int32 [batch]."""
-    return super().spec(batch_size) | {'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32)}
-
   def predictions(self, model, batch, key):
-    return self.classified(model, batch, key)
+    return self.class_logits(model, batch, key)
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""

@@ -87,9 +87,6 @@ class SpanPrediction(LabelledTask):
     by_window = {'start': scalar, 'end': scalar, 'weight': scalar}
     return encoded_spec(batch_size, self.length, 'context') | by_window
 
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
-
   def sums(self, model, batch, key):
     """Returns the mean loss of start and end, and the fraction of windows with both correct."""
     out = hidden_of(model, batch, key, self.token_marks)

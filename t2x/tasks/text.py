@@ -181,6 +181,11 @@ class TextTask(Task):
     marks = self.token_marks.of_rows(ids, segments)
     return Tokens(batch['positions'], segments, marks=marks, layout=RowLayout.PACKED)
 
+  @property
+  def objectives(self) -> Mapping[Text, Auxiliary]:
+    """The auxiliary objectives by the name of their loss term."""
+    return self.auxiliaries
+
   def planned(self, length: int) -> int:
     """Returns the number of tokens in a cached row; below `length` if segmentations are sampled."""
     return length if self.pieces is None else self.pieces.planned(length)
@@ -209,7 +214,7 @@ class TextTask(Task):
     """Also raises UserError if the token embedding is smaller than the vocabulary, for an auxiliary objective, or if no
     pattern of the model reads a mark."""
     super().check_model(model)
-    check_auxiliaries(self.auxiliaries, self, model)
+    check_auxiliaries(self.objectives, self, model)
     check_marks(model, self.marks, type(self).__name__)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
@@ -222,7 +227,7 @@ class TextTask(Task):
     """Returns the weights of the loss terms, including those of the auxiliary objectives."""
     targets = self.weighted_targets(batch)
     return super().weights(batch) | {
-      name: auxiliary.term_weight(batch, targets) for name, auxiliary in self.auxiliaries.items()
+      name: auxiliary.term_weight(batch, targets) for name, auxiliary in self.objectives.items()
     }
 
   def with_auxiliaries(
@@ -237,7 +242,7 @@ class TextTask(Task):
 
     `out` is the output of the model for the rows of the batch, and `key` as in `sums`.
     """
-    return with_auxiliaries(self.auxiliaries, self, metrics, model, out, batch, key)
+    return with_auxiliaries(self.objectives, self, metrics, model, out, batch, key)
 
   def summarise(self, means, info=None):
     """Returns the metrics with perplexity."""

@@ -11,10 +11,9 @@ from t2x.base.ranges import NonEmpty, Text
 from t2x.data import Noise, ReplaceTokens, SentenceRows, ShuffleTokens, Tokenizer
 from t2x.data.plans import padded
 from t2x.data.tokenizers.base import Located
-from t2x.layers import named_key
 from t2x.models.losses import classification_sums
+from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.pair_losses import MASKED
-from t2x.tasks.several_texts import TextsTask
 
 __all__ = ['VersionContrast']
 
@@ -52,7 +51,7 @@ class AddVersions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VersionContrast(TextsTask):
+class VersionContrast(LabelledTask):
   """Finds a text among versions of itself, by one score of each.
 
   The loss is the cross-entropy of a softmax over the scores of the text and of its versions. A version that equals the
@@ -75,11 +74,7 @@ class VersionContrast(TextsTask):
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
   answers_prompts: ClassVar[bool] = False
-  data_fields: ClassVar[frozenset[str]] = TextsTask.data_fields | {'versions'}
-
-  @property
-  def num_classes(self):
-    return 1
+  data_fields: ClassVar[frozenset[str]] = LabelledTask.data_fields | {'versions'}
 
   @property
   def num_texts(self):
@@ -97,10 +92,8 @@ class VersionContrast(TextsTask):
 
   def sums(self, model, batch, key):
     """Returns loss, accuracy and the metric of each version over the texts that have other versions."""
-    out, rows = self.hidden(model, batch, key), self.by_text(batch)
-    logits = model.head.classify(out.x, rows['segments'], self._keys(named_key(key, 'head')))
-    scores = logits.astype(jnp.float32).reshape(-1, self.num_texts)
-    ids = rows['tokens'].reshape(*scores.shape, self.length)
+    scores, out = self.text_logits(model, batch, key)
+    ids = batch['tokens'].reshape(*scores.shape, self.length)
     differs = (ids[:, :-1] != ids[:, -1:]).any(axis=2)
     others, own = jnp.where(differs, scores[:, :-1], MASKED), scores[:, -1:]
     # The last one is chosen only if its score is above all others.

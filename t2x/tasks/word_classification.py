@@ -2,8 +2,8 @@
 https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,21 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
+from t2x.base.ranges import NonEmpty
 from t2x.data import LabelledWords
 from t2x.models import Output, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.entities import Tags, entities, num_equal
-from t2x.tasks.labelled import LabelTask
+from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
 __all__ = ['WordClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WordClassification(LabelTask):
+class WordClassification(LabelledTask):
   """Predicts the class of each word from its first token. Examples have lists `words` and `labels`.
 
   Metrics: accuracy over words; if the labels are BIO tags also entity_precision, entity_recall and entity_f1
@@ -35,8 +36,13 @@ class WordClassification(LabelTask):
     labels: names of the classes, BIO tags or others.
   """
 
+  # A field without a default; LabelledTask has the value of tasks without classes.
+  labels: Annotated[Sequence[str], NonEmpty] = dataclasses.field()
+
   outputs: ClassVar[str] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
+  best_metric: ClassVar[str] = 'accuracy'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
 
   def texts_of(self, example):
     """Returns the sentence, with spaces between the words."""
