@@ -1,9 +1,17 @@
-"""Joins, synchronises and ends the processes of a run.
+"""Detects, joins, synchronises and ends the processes of a run.
 
-Uses JAX's coordination service, and `Watch` for what the service does not provide.
+`find_cluster` reads options and the cluster manager, `connect` joins JAX's coordination service, and `Processes` has
+what a run calls. The service provides heartbeats, a key-value store and barriers, but not:
+
+- The cause of a failure. When a process is lost or fails, the service aborts the remaining processes with
+  a C++ stack trace. `connect` disables this abort by enabling recoverability, and `Watch` ends them.
+- A stop after signals other than SIGTERM. Its preemption sync point also replaces the SIGTERM handler of
+  the command, and holds the GIL for up to three minutes when a process is frozen.
 """
 
 import contextlib
+import dataclasses
+import importlib.util
 import json
 import logging
 import math
@@ -12,20 +20,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import distributed
+from jax._src import clusters, distributed
+from jax.errors import JaxRuntimeError
 from jax.sharding import Sharding
 
 from t2x.base.errors import UserError, first_line
 from t2x.base.terminal import print_final_line
-from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
-from t2x.parallel.watch import Watch
 
-__all__ = ['Processes', 'connect', 'process_part']
+__all__ = ['Cluster', 'Processes', 'connect', 'find_cluster', 'process_part']
 
 log = logging.getLogger('t2x')
 
@@ -33,6 +40,229 @@ log = logging.getLogger('t2x')
 BARRIER_MS = 24 * 3600 * 1000
 # Some processes may still be saving a checkpoint.
 FINISH_MS = 600 * 1000
+# Seconds between two checks for lost processes.
+INTERVAL = 1.0
+# Seconds that process 0 waits for the other processes to read the last message.
+GRACE = 3.0
+FOREVER_MS = 10**10
+# Key whose value is [message, exit code] of a failure, or null after all processes finished.
+END = 't2x/end/cause'
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Arguments of `jax.distributed.initialize`.
+
+  Attributes:
+    coordinator: host:port where process 0 listens.
+    count: number of processes of the run.
+    index: index of this process.
+    local_devices: indices of the machine's devices that this process uses; None: all visible devices.
+  """
+
+  coordinator: str
+  count: int
+  index: int
+  local_devices: tuple[int, ...] | None = None
+
+
+def find_cluster(
+  coordinator: str | None, count: int | None, index: int | None, wait: float
+) -> Cluster | None:
+  """Returns the processes from the options, completed by the cluster manager; None for a single process.
+
+  Args:
+    coordinator: host:port, or None to detect it.
+    count: number of processes, or None to detect it. 1: a single process, even inside a cluster.
+    index: index of this process, or None to detect it.
+    wait: seconds to wait for the cluster manager to publish the coordinator's address.
+
+  Raises:
+    UserError: an option is missing and no cluster is detected, or an option is invalid.
+  """
+  if count == 1:
+    return None
+  options = {'--coordinator': coordinator, '--num-processes': count, '--process-id': index}
+  missing = [name for name, value in options.items() if value is None]
+  if not missing:
+    assert coordinator is not None and count is not None and index is not None
+    _check_options(coordinator, count, index)
+    return Cluster(coordinator, count, index, _devices_from_environment())
+  detected = _detect(wait)
+  if detected is None:
+    if len(missing) < len(options):
+      raise UserError(f'{", ".join(missing)}: required too, because no cluster was detected')
+    return None
+  cluster = Cluster(
+    coordinator or detected.coordinator,
+    detected.count if count is None else count,
+    detected.index if index is None else index,
+    detected.local_devices,
+  )
+  _check_options(cluster.coordinator, cluster.count, cluster.index)
+  return cluster
+
+
+def _check_options(coordinator: str, count: int, index: int) -> None:
+  host, _, port = coordinator.rpartition(':')
+  if not host or not port.isdigit():
+    raise UserError(f"--coordinator '{coordinator}': must be host:port")
+  if not 0 <= index < count:
+    raise UserError(
+      f'--process-id {index}: must be at least 0 and less than --num-processes {count}'
+    )
+
+
+def _detect(wait: float) -> Cluster | None:
+  """Returns the cluster that JAX detects around this process; None for fewer than two processes."""
+  _check_indexed_job()
+  for kind in clusters.ClusterEnv._cluster_types:
+    if kind.opt_in_only_method or not _is_usable(kind.__name__) or not kind.is_env_present():
+      continue
+    count = kind.get_process_count()
+    if count < 2:
+      return None
+    port = os.environ.get('JAX_COORDINATOR_PORT')
+    address = kind.get_coordinator_address(timeout_secs=int(wait), override_coordinator_port=port)
+    devices = _devices_from_environment() or _device_of_local_process(kind.get_local_process_id())
+    return Cluster(address, count, kind.get_process_id(), devices)
+  return None
+
+
+def _is_usable(name: str) -> bool:
+  # Detection of Kubernetes warns in any pod, but only pods of indexed jobs have an index.
+  return name != 'K8sCluster' or 'JOB_COMPLETION_INDEX' in os.environ
+
+
+def _check_indexed_job() -> None:
+  """Raises UserError in a pod of an indexed job whose other pods cannot be detected."""
+  inside = {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= set(os.environ)
+  if inside and 'TPU_WORKER_HOSTNAMES' not in os.environ and not _has_kubernetes():
+    raise UserError(
+      'this is a pod of an indexed job, but its number of pods cannot be detected: set --coordinator, '
+      '--num-processes and --process-id (--num-processes 1 for a separate run), or '
+      'pip install kubernetes'
+    )
+
+
+def _has_kubernetes() -> bool:
+  return importlib.util.find_spec('kubernetes') is not None
+
+
+def _devices_from_environment() -> tuple[int, ...] | None:
+  indices = os.environ.get('JAX_LOCAL_DEVICE_IDS')
+  return tuple(map(int, indices.split(','))) if indices else None
+
+
+def _device_of_local_process(local_index: int | None) -> tuple[int, ...] | None:
+  """Assigns one device per process if a machine has several processes and each sees all devices."""
+  tasks = os.environ.get('OMPI_COMM_WORLD_LOCAL_SIZE') or os.environ.get(
+    'SLURM_STEP_TASKS_PER_NODE', '1'
+  )
+  is_single = tasks.split('(')[0].split(',')[0] == '1'
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES', '')
+  if local_index is None or is_single or (visible and ',' not in visible):
+    return None
+  return (local_index,)
+
+
+class Watch:
+  """Threads that end this process when another process fails or is lost.
+
+  Args:
+    client: JAX's client of the coordination service.
+    index: index of this process.
+    hosts: host name of each process.
+    lost_after: heartbeat timeout in seconds, for the message.
+  """
+
+  def __init__(self, client: Any, index: int, hosts: Sequence[str], lost_after: float):
+    self.client, self.index, self.hosts, self.lost_after = client, index, hosts, lost_after
+    self._step, self._stop_at = 0, math.inf
+    self._stepping, self._ending = threading.Lock(), threading.RLock()
+    self._finished = threading.Event()
+    self._threads = [
+      threading.Thread(target=_suppress_errors, args=(wait,), name='t2x-watch', daemon=True)
+      for wait in (self._wait_for_stop, self._wait_for_end, self._wait_for_loss)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def ask_to_stop(self) -> None:
+    """Asks all processes to stop after the same step. May be called by a signal handler."""
+    _suppress_errors(lambda: self.client.key_value_set('t2x/stop', '', True))
+
+  def reached_stop(self, step: int) -> bool:
+    """Returns whether to stop after `step`, which was just dispatched to the device."""
+    with self._stepping:
+      self._step = step
+      return step >= self._stop_at
+
+  def end(self, text: str, code: int) -> None:
+    """Ends all processes with a message and an exit code. Does not return."""
+    with self._ending:
+      print_final_line(f't2x: {text}')
+      # RuntimeError: called by a signal handler that interrupted another flush.
+      with contextlib.suppress(RuntimeError, OSError, ValueError):
+        sys.stdout.flush()
+      _suppress_errors(lambda: self.client.key_value_set(END, json.dumps([text, code])))
+      # The other processes read the message from the coordinator, which runs in process 0.
+      time.sleep(GRACE if self.index == 0 else 0)
+      os._exit(code)
+
+  def finish(self) -> None:
+    """Leaves the coordination service. All processes must call this together."""
+    self._finished.set()
+    self.client.key_value_set(END, 'null', True)
+    # Process 0 leaves last: it is the coordinator.
+    while self.index == 0 and len(self._live()) > 1:
+      pass
+    jax.distributed.shutdown()
+    for thread in self._threads:
+      thread.join(GRACE)
+
+  def _live(self) -> dict[int, int]:
+    """Returns the processes that send heartbeats and their incarnations. All of them must call this."""
+    return self.client.get_live_nodes(list(range(len(self.hosts))))
+
+  def _wait_for_stop(self) -> None:
+    """Sets the last step: the step after the latest one that any process has dispatched."""
+    self.client.blocking_key_value_get('t2x/stop', FOREVER_MS)
+    # The lock delays this process's next step until all processes agree.
+    with self._stepping:
+      self.client.key_value_set(f't2x/step/{self.index}', str(self._step))
+      steps = [
+        int(self.client.blocking_key_value_get(f't2x/step/{index}', FOREVER_MS))
+        for index in range(len(self.hosts))
+      ]
+      self._stop_at = max(steps) + 1
+
+  def _wait_for_end(self) -> None:
+    if failure := json.loads(self.client.blocking_key_value_get(END, FOREVER_MS)):
+      self.end(*failure)
+
+  def _wait_for_loss(self) -> None:
+    first = self._live()
+    lost: list[int] = []
+    while not lost:
+      if self._finished.wait(INTERVAL):
+        return
+      live = self._live()
+      lost = [index for index in range(len(self.hosts)) if live.get(index, -1) != first.get(index)]
+    # Processes also leave after all have finished.
+    if not self._finished.is_set() and not self.client.key_value_dir_get('t2x/end'):
+      self.end(
+        f'no heartbeat from process {lost[0]} on {self.hosts[lost[0]]} for '
+        f'{self.lost_after:g} seconds; run the same command to resume',
+        1,
+      )
+
+
+def _suppress_errors(function: Callable[[], Any]) -> None:
+  # A call fails when this process leaves the service, or when the coordinator is lost. In the latter
+  # case, jax ends the process.
+  with contextlib.suppress(JaxRuntimeError):
+    function()
 
 
 class Processes:
@@ -126,7 +356,7 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
   filter_native_output()
   if cluster.index:
     log.setLevel(logging.WARNING)
-  # See t2x/parallel/watch.py.
+  # See `Watch`, which replaces both.
   jax.config.update('jax_enable_preemption_service', False)
   jax.config.update('jax_enable_recoverability', True)
   timer = threading.Timer(wait, _exit_on_timeout, (cluster, wait))

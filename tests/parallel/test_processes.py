@@ -80,7 +80,7 @@ def test_a_pod_of_an_indexed_job_is_not_a_single_process(monkeypatch):
   monkeypatch.setenv('KUBERNETES_SERVICE_HOST', 'somewhere')
   assert find_cluster(None, None, None, wait=1.0) is None
   monkeypatch.setenv('JOB_COMPLETION_INDEX', '1')
-  monkeypatch.setattr('t2x.parallel.cluster._has_kubernetes', lambda: False)
+  monkeypatch.setattr('t2x.parallel.processes._has_kubernetes', lambda: False)
   with pytest.raises(UserError, match='--num-processes 1 for a separate run'):
     find_cluster(None, None, None, wait=1.0)
   assert find_cluster('t2x-0:80', 2, 1, wait=1.0) == Cluster('t2x-0:80', 2, 1)
