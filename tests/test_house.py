@@ -55,6 +55,13 @@ MAY_IMPORT = {
   '__main__': {'cli'},
 }
 
+# A unit per domain, which imports the core, and a unit for its files that connect it with the lab.
+DOMAINS = sorted(path.name for path in (ROOT / 't2x' / 'domains').glob('[!_.]*'))
+LAB_FILES = ('interop', 'look')
+MAY_IMPORT |= {'domains': set(), 'samples': TASKS | {f'domains.{name}' for name in DOMAINS}}
+MAY_IMPORT |= {f'domains.{name}': TRAIN for name in DOMAINS}
+MAY_IMPORT |= {f'domains.{name} and the lab': TOOLS | {f'domains.{name}'} for name in DOMAINS}
+
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])
 
 
@@ -99,8 +106,11 @@ def module_of(name: str) -> str | None:
 
 
 def unit_of(module: str) -> str:
-  """The package or top-level file of a module."""
-  return module.split('.')[1] if '.' in module else '__init__'
+  """The package or top-level file of a module; a domain, with or without the lab."""
+  _, unit, *rest = *module.split('.'), '__init__'
+  if unit == 'domains' and len(rest) > 1:
+    return f'domains.{rest[0]}' + (' and the lab' if rest[1] in LAB_FILES else '')
+  return unit
 
 
 def test_every_package_and_top_level_file_has_a_row():

@@ -5,10 +5,11 @@ The table is read from the folders: a file that moves from one package to anothe
 
 import ast
 import functools
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,16 @@ def packages() -> tuple[str, ...]:
   """Returns the packages whose names configs may use: those of the core, the samples, and each domain."""
   domains = (_dotted(folder) for folder in sorted((ROOT / 'domains').glob('*')))
   return tuple(name for name in (*CORE, 't2x.samples', *domains) if _init(name).is_file())
+
+
+def domain_modules(file: str) -> list[ModuleType]:
+  """Imports the files of one name in the folders of the domains, which extend the lab.
+
+  Args:
+    file: 'interop' or 'look'.
+  """
+  paths = sorted((ROOT / 'domains').glob(f'*/{file}.py'))
+  return [importlib.import_module(_dotted(path.with_suffix(''))) for path in paths]
 
 
 class Name(NamedTuple):
