@@ -14,7 +14,6 @@ from t2x.tasks.auxiliary import *
 from t2x.tasks.average_precision import *
 from t2x.tasks.base import *
 from t2x.tasks.caption_contrast import *
-from t2x.tasks.caption_scores import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
 from t2x.tasks.class_scores import *

@@ -6,7 +6,7 @@ import sacrebleu
 
 from t2x.base.errors import UserError
 from t2x.data import DrawnScenes, scene_is_right
-from t2x.tasks import CaptionScores
+from t2x.domains.captions import CaptionScores
 
 EXAMPLES = DrawnScenes().load('test')[:4]
 

@@ -1,0 +1,3 @@
+"""Captions of pictures: scores with several references."""
+
+from t2x.domains.captions.caption_scores import *
