@@ -42,7 +42,6 @@ from t2x.tasks.next_sentence import *
 from t2x.tasks.output import *
 from t2x.tasks.pair_losses import *
 from t2x.tasks.permutation_lm import *
-from t2x.tasks.picture_questions import *
 from t2x.tasks.pictures import *
 from t2x.tasks.pixels import *
 from t2x.tasks.predicted_masks import *

@@ -13,9 +13,16 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.data import Bytes, SceneQuestions, Source
 from t2x.data.samples.drawn_scenes import COLOURS, SHAPES
+from t2x.domains.questions import (
+  AnswerClassifier,
+  EmbeddedInput,
+  OneStream,
+  PictureAnswers,
+  PictureQuestions,
+)
 from t2x.layers import MLP, LearnedPositions, MultiHeadAttention, PatchEmbedding, TokenEmbedding
-from t2x.models import AnswerClassifier, Block, EmbeddedInput, Encoder, OneStream, Output, Stack
-from t2x.tasks import ImageModality, PictureAnswers, PictureQuestions
+from t2x.models import Block, Encoder, Output, Stack
+from t2x.tasks import ImageModality
 
 SEED = 0
 ANSWERS = ('dark', 'light', 'none')
