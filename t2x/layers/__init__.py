@@ -39,7 +39,6 @@ from t2x.layers.embeddings.inputs import *
 from t2x.layers.embeddings.patches import *
 from t2x.layers.embeddings.series import *
 from t2x.layers.embeddings.token_embeddings import *
-from t2x.layers.embeddings.tubelets import *
 from t2x.layers.feed_forward.activations import *
 from t2x.layers.feed_forward.balancing import *
 from t2x.layers.feed_forward.dispatch import *

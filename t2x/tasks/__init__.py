@@ -59,6 +59,5 @@ from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
 from t2x.tasks.translation_scores import *
 from t2x.tasks.version_contrast import *
-from t2x.tasks.video_classification import *
 from t2x.tasks.word_classification import *
 from t2x.tasks.word_errors import *

@@ -15,6 +15,7 @@ from flax import nnx
 from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, SeriesFile, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.domains.questions import PictureQuestions
+from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, PointForecast, Stack, TiedHead
 from t2x.tasks import (
@@ -50,7 +51,6 @@ from t2x.tasks import (
   Transcription,
   Translation,
   VersionContrast,
-  VideoClassification,
   WordClassification,
 )
 from t2x.train import Trainer

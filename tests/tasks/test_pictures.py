@@ -11,6 +11,7 @@ from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
+from t2x.domains.video import Tubelets, VideoClassification
 from t2x.layers import (
   MLP,
   LearnedGrid,
@@ -18,7 +19,6 @@ from t2x.layers import (
   PatchEmbedding,
   RoPE,
   TokenEmbedding,
-  Tubelets,
   normal,
 )
 from t2x.models import (
@@ -31,14 +31,7 @@ from t2x.models import (
   Stack,
   VisionTransformer,
 )
-from t2x.tasks import (
-  AttentionMaps,
-  CausalLM,
-  ClassifiedImages,
-  ImageClassification,
-  Translation,
-  VideoClassification,
-)
+from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification, Translation
 from t2x.tasks.inspection import Inspection
 
 HEADS, LAYERS = 2, 3

@@ -9,7 +9,7 @@ from t2x.data import MovingDigits
 from t2x.data.samples.digits import in_published_order
 from t2x.data.samples.moving_digits import DIRECTIONS
 from t2x.data.sources.base import NoSource
-from t2x.tasks import VideoClassification
+from t2x.domains.video import VideoClassification
 
 
 def videos(split='train', **settings):

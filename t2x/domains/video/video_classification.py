@@ -11,7 +11,7 @@ from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import Chain, Crop, CropAndResize, PrepareImage
 from t2x.data.batches import Transform
 from t2x.data.images import fix_statistics
-from t2x.data.videos import AsImage, AsVideo
+from t2x.domains.video.frames import AsImage, AsVideo
 from t2x.models import Inputs
 from t2x.tasks.classification import Classification
 
