@@ -22,7 +22,6 @@ from t2x.data.images import *
 from t2x.data.inspect import *
 from t2x.data.labelled import *
 from t2x.data.masking import *
-from t2x.data.masks import *
 from t2x.data.mixtures import *
 from t2x.data.overlap import *
 from t2x.data.packing import *
@@ -65,7 +64,6 @@ from t2x.data.sources.held_out import *
 from t2x.data.sources.hub_dataset import *
 from t2x.data.sources.image_folder import *
 from t2x.data.sources.lists import *
-from t2x.data.sources.mask_folder import *
 from t2x.data.sources.parquet import *
 from t2x.data.sources.rewriting import *
 from t2x.data.sources.series import *

@@ -28,7 +28,6 @@ from t2x.models.language_model import *
 from t2x.models.mixture_of_softmaxes import *
 from t2x.models.multi_token import *
 from t2x.models.orders import *
-from t2x.models.pixel_classifier import *
 from t2x.models.pooling import *
 from t2x.models.reversible import *
 from t2x.models.segments import *

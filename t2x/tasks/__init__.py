@@ -44,12 +44,10 @@ from t2x.tasks.pair_losses import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.pictures import *
 from t2x.tasks.pixels import *
-from t2x.tasks.predicted_masks import *
 from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *
 from t2x.tasks.replaced_tokens import *
 from t2x.tasks.sampled_images import *
-from t2x.tasks.segmentation import *
 from t2x.tasks.sequence_classification import *
 from t2x.tasks.span_corruption import *
 from t2x.tasks.span_prediction import *

@@ -15,6 +15,7 @@ from flax import nnx
 from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, SeriesFile, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.domains.questions import PictureQuestions
+from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, PointForecast, Stack, TiedHead
@@ -41,7 +42,6 @@ from t2x.tasks import (
   PixelClassification,
   PixelLM,
   PrefixLM,
-  SemanticSegmentation,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,

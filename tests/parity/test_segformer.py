@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.domains.segmentation import SemanticSegmentation
 from t2x.experiments import read_config
-from t2x.tasks import SemanticSegmentation
 from tests.helpers.renamed import model_of
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")

@@ -7,10 +7,10 @@ import numpy as np
 
 from t2x.base.ranges import Count
 from t2x.data.sources.subset import spread
+from t2x.domains.segmentation.task import SemanticSegmentation
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.pictures import enlarged, grid, pixels_of
-from t2x.tasks.segmentation import SemanticSegmentation
 
 __all__ = ['PredictedMasks']
 

@@ -8,8 +8,9 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
+from t2x.domains.segmentation import PixelClassifier
 from t2x.layers import MLP, AllMLP, GridConvolution, MultiHeadAttention, NoPositions, PatchEmbedding
-from t2x.models import Block, Classifier, Encoder, PixelClassifier, Stack, Stages
+from t2x.models import Block, Classifier, Encoder, Stack, Stages
 
 part = functools.partial
 STACK = part(

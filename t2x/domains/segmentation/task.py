@@ -11,10 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
-from t2x.data import Crop, PrepareMask
+from t2x.data import Crop
 from t2x.data.images import fix_statistics
 from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
+from t2x.domains.segmentation.transforms import PrepareMask
 from t2x.layers.vision.grids import resized
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums

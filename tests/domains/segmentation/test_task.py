@@ -10,9 +10,9 @@ from sklearn import metrics as sklearn
 
 from t2x.base.errors import UserError
 from t2x.data.sources.base import NoSource
+from t2x.domains.segmentation import MeanIoU, PredictedMasks, SemanticSegmentation
+from t2x.domains.segmentation.predicted_masks import voc_colours
 from t2x.models import Output
-from t2x.tasks import MeanIoU, PredictedMasks, SemanticSegmentation
-from t2x.tasks.predicted_masks import voc_colours
 
 CLASSES, SIDES = 6, (5, 7)
 TASK = SemanticSegmentation(source=NoSource(), image_shape=(*SIDES, 1), num_classes=CLASSES)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import MaskFolder
+from t2x.domains.segmentation import MaskFolder
 from t2x.experiments import read_config
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,7 @@
+"""Semantic segmentation: images with masks, class logits per pixel, and intersection over union."""
+
+from t2x.domains.segmentation.mask_folder import *
+from t2x.domains.segmentation.pixel_classifier import *
+from t2x.domains.segmentation.predicted_masks import *
+from t2x.domains.segmentation.task import *
+from t2x.domains.segmentation.transforms import *
