@@ -9,7 +9,7 @@ from t2x.base.errors import UserError
 from t2x.data import BPE, Bytes, Palette, load_tokenizer
 from t2x.data.sources.base import Source
 from t2x.data.tokenizers.palette import PaletteTokenizer
-from t2x.tasks import PixelLM
+from t2x.domains.pixels import PixelLM
 
 CENTRES = np.array([[10, 20, 200], [90, 80, 60], [240, 230, 250]])
 

@@ -15,9 +15,10 @@ from flax import nnx
 import t2x.tasks
 from t2x.data import Bytes, DigitRows, DrawnScenes, Source
 from t2x.decode import Greedy
+from t2x.domains.pixels import LowerPixels
 from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
-from t2x.tasks import ImageModality, LikeliestAnswer, LikeliestLabel, LowerPixels
+from t2x.tasks import ImageModality, LikeliestAnswer, LikeliestLabel
 from t2x.train.evaluation import Inference
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ from flax import nnx
 
 from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, SeriesFile, TextFiles
 from t2x.data.sources.base import NoSource
+from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.video import VideoClassification
@@ -36,18 +37,14 @@ from t2x.tasks import (
   MaskedTranslations,
   Mixture,
   MultipleChoice,
-  NextPixels,
   NextSentence,
   PermutationLM,
-  PixelClassification,
-  PixelLM,
   PrefixLM,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
   SpeechModality,
   TextRegression,
-  TextToImage,
   Transcription,
   Translation,
   VersionContrast,

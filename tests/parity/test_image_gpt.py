@@ -11,6 +11,7 @@ from renamed import Renamed
 
 from t2x.data import Bytes, Digits, DrawnScenes
 from t2x.data.tokenizers.palette import PaletteTokenizer
+from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.layers import (
   MLP,
   LearnedPositions,
@@ -31,7 +32,6 @@ from t2x.models import (
   Stack,
   mean_tokens,
 )
-from t2x.tasks import NextPixels, PixelClassification, PixelLM, TextToImage
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")

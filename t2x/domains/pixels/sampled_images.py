@@ -10,13 +10,13 @@ from t2x.base.ranges import Count, Natural, Size
 from t2x.data.sources.subset import spread
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.decode import Strategy
+from t2x.domains.pixels.hidden_pixels import HiddenPixels
+from t2x.domains.pixels.tasks import PixelLM, SampledPixels
+from t2x.domains.pixels.text_to_image import TextToImage
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
-from t2x.tasks.hidden_pixels import HiddenPixels
 from t2x.tasks.pictures import enlarged, grid
-from t2x.tasks.pixels import PixelLM, SampledPixels
 from t2x.tasks.prediction import in_batches
-from t2x.tasks.text_to_image import TextToImage
 
 __all__ = ['CompletedImages']
 

@@ -13,9 +13,9 @@ from t2x.base.ranges import Rate, Size
 from t2x.data.batches import Chain
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.decode import Strategy
+from t2x.domains.pixels.tasks import SampledPixels
 from t2x.layers.constraints import constrain
 from t2x.models.losses import Sums
-from t2x.tasks.pixels import SampledPixels
 
 __all__ = ['TextToImage']
 

@@ -9,12 +9,12 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Size
 from t2x.data.samples.drawn_scenes import matches, read_caption, read_picture
+from t2x.domains.pixels.sampled_images import SampledImages
+from t2x.domains.pixels.text_to_image import TextToImage
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation
 from t2x.tasks.pictures import enlarged, grid
 from t2x.tasks.prediction import in_batches
-from t2x.tasks.sampled_images import SampledImages
-from t2x.tasks.text_to_image import TextToImage
 
 __all__ = ['DrawnTexts']
 

@@ -19,10 +19,7 @@ from t2x.data import Bytes, Digits, DrawnScenes
 from t2x.data.samples.drawn_scenes import read_caption, read_picture
 from t2x.data.sources.tfds_source import quiet_tfds
 from t2x.data.tokenizers.palette import PaletteTokenizer
-from t2x.experiments import read_config
-from t2x.layers import LearnedPositions
-from t2x.models import LMHead
-from t2x.tasks import (
+from t2x.domains.pixels import (
   AllPixels,
   CentralPixels,
   Colours,
@@ -32,6 +29,9 @@ from t2x.tasks import (
   PixelLM,
   TextToImage,
 )
+from t2x.experiments import read_config
+from t2x.layers import LearnedPositions
+from t2x.models import LMHead
 
 SIDE, GREYS = 4, np.array([[0.0], [80.0], [160.0], [255.0]])
 RGB = np.array([[0, 0, 0], [250, 0, 0], [0, 127, 0], [0, 0, 255], [255, 255, 255]], float)
@@ -184,7 +184,7 @@ def test_settings_without_effect_are_refused(pixels):
 
 def test_the_config_for_imagenet_reads_the_features_of_tfds(tmp_path):
   """Of a few random images: the data set itself is not here."""
-  config = Path(__file__).parents[2] / 'configs' / 'runs' / 'image_gpt_imagenet.gin'
+  config = Path(__file__).parents[3] / 'configs' / 'runs' / 'image_gpt_imagenet.gin'
   experiment = read_config([config], [f'TFDS.data_dir = "{tmp_path}"']).build()
   task, random = experiment.task, np.random.default_rng(0)
   builder = task.source._builder()
