@@ -1,4 +1,6 @@
 // Cells, columns and tables of variants and their verdicts. `data` has goal, digits, confidence and most_seeds.
+// What is paired: seeds, unless the data names another unit.
+const unit = `${data.unit || 'seed'}s`;
 const lower = data.goal === 'min';
 const better = `${lower ? 'lower' : 'higher'} is better`;
 const fixed = (value) => isNumber(value) ? minus(value.toFixed(data.digits)) : '';
@@ -76,3 +78,28 @@ const verdictColumn = (name, key) => ({ name, text: (row) => key(row) ? verdictT
 const intervalColumn = (name, key) => ({ name, text: (row) => key(row) ? differenceInterval(key(row)) : '', sort: (row) => key(row)?.difference_low, kind: 'number' });
 const noteColumn = (rows) => rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : [];
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
+
+const verdictColumns = [
+  variantColumn,
+  verdictColumn('verdict', (row) => row.verdict),
+  column('difference', (row) => row.difference, signed),
+  intervalColumn(`${data.confidence} interval`, (row) => row),
+  { name: unit, text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
+  column(`mean ${data.metric}`, (row) => row.mean, fixed),
+  column('sd', (row) => row.std, fixed),
+  ...noteColumn(data.rows),
+];
+
+const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive or withheld; diamonds: the baseline.';
+const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
+
+function lines(row) {
+  const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} ${unit}`];
+  if (isNumber(row.difference)) {
+    const range = differenceInterval(row);
+    texts.push(`difference ${signed(row.difference)}${range ? `, ${data.confidence}: ${range}` : ''}`);
+    texts.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
+  }
+  if (row.note) texts.push(row.note);
+  return texts;
+}

@@ -28,6 +28,7 @@ from t2x.cli import (
   parts,
   plan,
   prune,
+  referee,
   report,
   runs,
   show,
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Any] = {
   'systems': systems,
   'sweep': sweep,
   'report': report,
+  'referee': referee,
   'runs': runs,
   'launch': launch,
   'convert': convert,
@@ -67,6 +69,8 @@ COMMANDS: dict[str, Any] = {
 }
 # Errors of a full disk, a read-only one, and missing permissions, which need no traceback.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+# Commands that need NumPy and SciPy only: they also run after `pip install --no-deps t2x`, without rich, gin and jax.
+STANDALONE = ('referee',)
 # Commands that run the same programs again and again.
 CACHED = ('train', 'eval', 'generate', 'look', 'sweep')
 
@@ -128,6 +132,8 @@ def main(argv: list[str] | None = None) -> int:
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
   args.overrides, args.command_line, args.parser = overrides, argv, top
+  if args.command in STANDALONE:
+    return _run_command(args)
   from t2x.base.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
@@ -149,11 +155,17 @@ def _end_others(args: argparse.Namespace, message: str) -> None:
     processes.fail(message, EXIT_INTERRUPTED)
 
 
+def _trust(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+  if not args.trust:
+    return contextlib.nullcontext()
+  from t2x.config import trust_everything
+
+  return trust_everything()
+
+
 def _run_command(args: argparse.Namespace) -> int:
   try:
-    from t2x.config import trust_everything
-
-    with trust_everything() if args.trust else contextlib.nullcontext():
+    with _trust(args):
       code = COMMANDS[args.command].run(args)
     # Waits for the other processes.
     if (processes := getattr(args, 'processes', None)) is not None:

@@ -20,8 +20,9 @@ from typing import Literal
 import numpy as np
 
 from t2x.statistics.differences import DifferenceTest, Sample, mean_tests
-from t2x.statistics.distributions import chi2_ppf, normal_sf, t_isf, t_ppf
+from t2x.statistics.distributions import chi2_ppf, t_ppf
 from t2x.statistics.learn_or_not import SPREAD, deciding_ranges, exchange_p, seeds_without_guard
+from t2x.statistics.power import t_power
 from t2x.statistics.summaries import ALPHA, Goal
 from t2x.statistics.two_way import holm, informational, single_level, step_down
 
@@ -377,10 +378,7 @@ def _more_seeds(test: DifferenceTest, level: float, margin: float | None) -> int
     freedom = test.freedom * (pairs - 1) / (test.pairs - 1)
     # More seeds do not reduce the noise of the examples.
     shift = effect / math.sqrt(error**2 * test.pairs / pairs + test.examples.variance)
-    limit = float(t_isf(level / 2, freedom))
-    # The noncentral t distribution, approximated by a normal one (Johnson and Welch 1940).
-    normal = (limit * (1 - 1 / (4 * freedom)) - shift) / math.sqrt(1 + limit**2 / (2 * freedom))
-    return float(normal_sf(normal)) >= POWER
+    return t_power(shift, freedom, level) >= POWER
 
   low, high = test.pairs, test.pairs + MAX_SEEDS
   if not reached(high):

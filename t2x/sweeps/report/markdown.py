@@ -1,12 +1,11 @@
 """Writes report.md, the report of a sweep as Markdown."""
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
 
 from t2x.base.text_table import fold, text_table
-from t2x.statistics.comparisons import MAX_SEEDS
+from t2x.statistics import formats
 from t2x.statistics.learn_or_not import SPREAD
 from t2x.statistics.two_way import FEWEST
 from t2x.sweeps.report.agreement import agreements
@@ -194,11 +193,7 @@ def _examples(results: Results) -> str:
 
 def decimals(results: Results) -> int:
   """Returns the number of decimals that shows two digits of the median standard deviation."""
-  stds = [row.summary.std for row in results.rows if row.summary.std]
-  means = [abs(row.summary.mean) / 100 for row in results.rows if row.summary.mean]
-  if not (scale := stds or means):
-    return 3
-  return max(0, min(7, 1 - math.floor(math.log10(statistics.median(scale)))))
+  return formats.decimals(row.summary for row in results.rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = '') -> str:
@@ -224,20 +219,6 @@ def _block(text: str) -> str:
 
 def _fence(text: str, least: int) -> str:
   return '`' * max(least, 1 + max(map(len, re.findall('`+', text)), default=0))
-
-
-def _number(value: float | None, form: str) -> str:
-  return '' if value is None else format(value, form)
-
-
-def _probability(p: float | None) -> str:
-  return '' if p is None else '< 0.001' if p < 0.001 else f'{p:.3f}'
-
-
-def _more(seeds: int | None) -> str:
-  if not seeds:
-    return ''
-  return f'more than {MAX_SEEDS}' if seeds > MAX_SEEDS else str(seeds)
 
 
 def verdict_text(results: Results, width: int) -> str:
@@ -270,10 +251,14 @@ def _verdict_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     s, c = row.summary, row.comparison
     compared, tests = ['', ''], ['', '', '', '']
     if c is not None:
-      compared = [_number(c.difference, signed), c.interval_text(signed)]
-      tests = [_probability(c.p_corrected), _probability(c.p_other), _number(c.effect, '+.2f')]
-      tests.append(_more(c.more_seeds))
-    own = [str(s.n), _number(s.mean, fixed), _number(s.std, fixed), row.note]
+      compared = [formats.number(c.difference, signed), c.interval_text(signed)]
+      tests = [
+        formats.probability(c.p_corrected),
+        formats.probability(c.p_other),
+        formats.number(c.effect, '+.2f'),
+      ]
+      tests.append(formats.more_seeds(c.more_seeds))
+    own = [str(s.n), formats.number(s.mean, fixed), formats.number(s.std, fixed), row.note]
     rows.append([label(results, row), row.verdict, *compared, *own, *tests])
   return header, rows
 
@@ -291,12 +276,12 @@ def _tuning(results: Results) -> str:
     cells = [row['label'], row['parameter'], f'{row["own"]:g}', row['tuned']]
     edge = f'the {row["edge"]} value' if row['edge'] else ''
     for side in (row['before'], row['after']):
-      cells += [_number(side['difference'], signed), side['verdict']] if side else ['', '']
+      cells += [formats.number(side['difference'], signed), side['verdict']] if side else ['', '']
     verdicts.append([*cells, '; '.join(filter(None, [edge, row['note']]))])
     for item in row['curve']:
       interval = '' if item['low'] is None else f'{item["low"]:.5g} to {item["high"]:.5g}'
       lost = item['diverged'] + item['failed']
-      cells = [row['label'], f'{item["value"]:g}', _number(item['mean'], '.5g'), interval]
+      cells = [row['label'], f'{item["value"]:g}', formats.number(item['mean'], '.5g'), interval]
       curves.append([*cells, str(item['n']), str(item['chosen_by'] or ''), str(lost or '')])
   header = ['variant', 'parameter', 'own', 'tuned', 'before', 'verdict before', 'after']
   header += ['verdict after', 'at the edge']
@@ -338,14 +323,14 @@ def _costs(results: Results) -> str:
     rows.append(
       [
         label(results, row),
-        _number(row.costs['flops'], '.3g'),
-        _number(row.costs['seconds'], ',.1f'),
-        _number(row.costs['step_seconds'], '.3g'),
-        _number(row.costs['compile_seconds'], ',.1f'),
-        _number(row.costs['tokens_per_second'], ',.0f'),
-        _number(memory and memory / 2**20, ',.0f'),
-        _number(row.costs['load'], '.1f'),
-        _number(row.costs['at_once'], '.1f'),
+        formats.number(row.costs['flops'], '.3g'),
+        formats.number(row.costs['seconds'], ',.1f'),
+        formats.number(row.costs['step_seconds'], '.3g'),
+        formats.number(row.costs['compile_seconds'], ',.1f'),
+        formats.number(row.costs['tokens_per_second'], ',.0f'),
+        formats.number(memory and memory / 2**20, ',.0f'),
+        formats.number(row.costs['load'], '.1f'),
+        formats.number(row.costs['at_once'], '.1f'),
         ', '.join(fronts),
       ]
     )

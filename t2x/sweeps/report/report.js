@@ -2,19 +2,6 @@ let filtered = data.rows;
 let sorted = data.rows;
 const shown = new Map(); // Row index -> colour slot.
 const started = new Set(data.curves.runs.map((run) => run.row));
-const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive or withheld; diamonds: the baseline.';
-const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
-
-function lines(row) {
-  const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} seeds`];
-  if (isNumber(row.difference)) {
-    const range = differenceInterval(row);
-    texts.push(`difference ${signed(row.difference)}${range ? `, ${data.confidence}: ${range}` : ''}`);
-    texts.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
-  }
-  if (row.note) texts.push(row.note);
-  return texts;
-}
 
 function forest() {
   drawForest(byId('forest'), sorted.filter((row) => !isBaseline(row)), {

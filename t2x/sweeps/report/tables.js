@@ -1,14 +1,3 @@
-const verdictColumns = [
-  variantColumn,
-  verdictColumn('verdict', (row) => row.verdict),
-  column('difference', (row) => row.difference, signed),
-  intervalColumn(`${data.confidence} interval`, (row) => row),
-  { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
-  column(`mean ${data.metric}`, (row) => row.mean, fixed),
-  column('sd', (row) => row.std, fixed),
-  ...noteColumn(data.rows),
-];
-
 const testColumns = [
   variantColumn,
   column('p', (row) => row.p, probability),

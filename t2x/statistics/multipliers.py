@@ -1,0 +1,352 @@
+"""Compute and wall-clock multipliers of variants, from laws of the loss fitted to several sizes or horizons.
+
+The law of a variant is L = E + A C^-a in the compute C of training (Hoffmann et al. 2022,
+https://arxiv.org/abs/2203.15556). E and a are shared by all variants unless a lack-of-fit test against the noise of the
+runs rejects that; each variant then has a law of its own. The compute multiplier Sc of a variant at a compute C is C
+divided by the compute at which its law has the loss that the baseline has at C: with Sc = 2 it needs half the compute.
+The wall-clock multiplier is Sc times the ratio of the speeds (compute per second). Intervals are those of the delta
+method for their logarithms, with the t distribution.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from t2x.statistics.distributions import f_sf, t_isf
+from t2x.statistics.laws import Estimate, fit_law
+from t2x.statistics.summaries import ALPHA
+from t2x.statistics.table import Table
+
+# An interval that is wider than this factor determines nothing.
+WIDEST = 3.0
+# The predicted size, relative to the largest one.
+AHEAD = 10.0
+FEWEST_SIZES = 3
+# A crossing is searched up to this multiple of the largest and this part of the smallest size.
+_REACH = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Laws:
+  """Laws of several variants, L = E + exp(b - a x) for x = log(C / C0).
+
+  Attributes:
+    vector: all constants.
+    places: indices into the vector of E, a and b for each variant [variants, 3].
+    covariance: covariance of the constants.
+    freedom: degrees of freedom of the residuals.
+    center: log C0.
+    squares: sum of squared residuals.
+  """
+
+  vector: np.ndarray
+  places: np.ndarray
+  covariance: np.ndarray
+  freedom: int
+  center: float
+  squares: float
+
+  @property
+  def is_shared(self) -> bool:
+    """Whether all variants share E and a."""
+    return bool((self.places[:, 0] == self.places[0, 0]).all())
+
+  def constants(self, variant: int) -> tuple[float, float, float]:
+    """Returns E, A and a of a variant."""
+    offset, exponent, log_factor = self.vector[self.places[variant]]
+    return float(offset), float(math.exp(log_factor + exponent * self.center)), float(exponent)
+
+  def estimate(
+    self, function: Callable[[np.ndarray], float], extra: float = 0.0
+  ) -> Estimate | None:
+    """Returns exp of a function of the vector, and its interval; None if it is not defined.
+
+    Args:
+      function: function of the vector; NaN where it is not defined.
+      extra: a further variance of its value.
+    """
+    value = function(self.vector)
+    steps = 1e-5 * np.maximum(np.abs(self.vector), 1e-3)
+    gradient = np.array(
+      [
+        (function(self.vector + step * row) - function(self.vector - step * row)) / (2 * step)
+        for step, row in zip(steps, np.eye(len(steps)), strict=True)
+      ]
+    )
+    variance = float(gradient @ self.covariance @ gradient) + extra
+    half = float(t_isf(ALPHA / 2, self.freedom)) * math.sqrt(max(variance, 0.0))
+    if not math.isfinite(value + half) or abs(value) + half > 300:
+      return None
+    return Estimate(*(math.exp(value + side * half) for side in (0, -1, 1)))
+
+
+def fit_laws(
+  compute: np.ndarray, losses: np.ndarray, variants: np.ndarray, shared: bool
+) -> Laws | None:
+  """Fits the laws of all variants by least squares; None if the runs do not determine them.
+
+  Args:
+    compute: compute of each run [runs].
+    losses: loss of each run [runs].
+    variants: number of its variant, from 0 [runs].
+    shared: whether the variants share E and a.
+  """
+  from scipy import optimize
+
+  count = int(variants.max()) + 1
+  center = float(np.log(compute).mean())
+  x = np.log(compute) - center
+  if shared:
+    places = np.column_stack([np.zeros(count, int), np.ones(count, int), 2 + np.arange(count)])
+  else:
+    places = np.arange(3 * count).reshape(count, 3)
+  freedom = len(losses) - int(places.max()) - 1
+  if freedom < 1:
+    return None
+  start = np.empty(places.max() + 1)
+  for variant, place in enumerate(places):
+    of_start = np.ones(len(variants), bool) if shared else variants == variant
+    law = fit_law(compute[of_start, None], losses[of_start], math.inf)
+    exponent = max(law.exponents[0], 1e-3)
+    start[place] = law.offset, exponent, math.log(law.factors[0]) - exponent * center
+  of_run = places[variants]
+  rows = np.arange(len(losses))
+
+  def residuals(vector: np.ndarray) -> np.ndarray:
+    offset, exponent, log_factor = vector[of_run].T
+    return offset + np.exp(log_factor - exponent * x) - losses
+
+  def jacobian(vector: np.ndarray) -> np.ndarray:
+    _, exponent, log_factor = vector[of_run].T
+    term = np.exp(log_factor - exponent * x)
+    result = np.zeros((len(losses), len(vector)))
+    for column, values in enumerate((np.ones_like(term), -x * term, term)):
+      result[rows, of_run[:, column]] = values
+    return result
+
+  low, high = np.full(len(start), -np.inf), np.full(len(start), np.inf)
+  low[places[:, 0]], high[places[:, 0]] = 0, losses.min()
+  low[places[:, 1]], high[places[:, 1]] = 1e-4, 10
+  start = np.clip(start, low + 1e-9, high - 1e-9)
+  fit = optimize.least_squares(residuals, start, jacobian, bounds=(low, high), x_scale='jac')
+  squares = 2 * float(fit.cost)
+  inverse = np.linalg.pinv(fit.jac.T @ fit.jac, rcond=1e-14)
+  return Laws(fit.x, places, inverse * squares / freedom, freedom, center, squares)
+
+
+def lack_of_fit(laws: Laws, compute: np.ndarray, losses: np.ndarray, variants: np.ndarray) -> float:
+  """Returns the p-value of a test of the laws against the noise of runs of one variant and size; 1 without noise."""
+  _, cells = np.unique(np.stack([compute, variants]), axis=1, return_inverse=True)
+  cells = cells.ravel()
+  counts = np.bincount(cells)
+  means = np.bincount(cells, losses) / counts
+  pure = float(((losses - means[cells]) ** 2).sum())
+  freedom = len(losses) - len(counts), len(counts) - len(laws.vector)
+  if freedom[0] < 1 or freedom[1] < 1 or not pure:
+    return 1.0
+  ratio = (laws.squares - pure) / freedom[1] / (pure / freedom[0])
+  return float(f_sf(max(ratio, 0.0), freedom[1], freedom[0]))
+
+
+def log_multiplier(
+  vector: np.ndarray, places: np.ndarray, variant: int, baseline: int, x: float
+) -> float:
+  """Returns log Sc of a variant at x; NaN if its law does not reach the loss of the baseline there."""
+  offset, exponent, log_factor = vector[places[baseline]]
+  target = offset + math.exp(log_factor - exponent * x)
+  offset, exponent, log_factor = vector[places[variant]]
+  if target <= offset or exponent <= 0:
+    return math.nan
+  return x - float((log_factor - math.log(target - offset)) / exponent)
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplier:
+  """Multipliers of a variant at a compute; None where they are not determined.
+
+  Attributes:
+    at: 'largest' or 'predicted'.
+    compute: the compute.
+    of_compute: Sc.
+    of_time: Sw; None without seconds too.
+  """
+
+  variant: str
+  at: str
+  compute: float
+  of_compute: Estimate | None
+  of_time: Estimate | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Multipliers:
+  """Multipliers of all variants.
+
+  Attributes:
+    count: how compute was counted.
+    note: why there are none, or which laws were fitted.
+    rows: the multipliers.
+    laws: E, A and a by variant.
+    crossings: compute at which a variant's law crosses that of the baseline, by variant; empty for shared laws.
+  """
+
+  count: str
+  note: str
+  rows: Sequence[Multiplier] = ()
+  laws: dict[str, tuple[float, float, float]] = dataclasses.field(default_factory=dict)
+  crossings: dict[str, Estimate | None] = dataclasses.field(default_factory=dict)
+
+  def lines(self) -> list[str]:
+    """Returns the multipliers as lines of text."""
+    lines = [f'Multipliers by {self.count}: {self.note}.']
+    for row in self.rows:
+      time = '' if row.of_time is None else f'; wall-clock Sw = {_text(row.of_time)}'
+      lines.append(
+        f'{row.variant} at {row.compute:.2g} ({row.at}): Sc = {_text(row.of_compute)}{time}.'
+      )
+    for variant, crossing in self.crossings.items():
+      lines.append(f'{variant}: its law crosses that of the baseline at {_text(crossing)}.')
+    return lines
+
+  def data(self) -> dict[str, Any]:
+    """Returns the multipliers as values that JSON can represent."""
+    return {
+      'count': self.count,
+      'note': self.note,
+      'rows': [dataclasses.asdict(row) for row in self.rows],
+      'laws': {name: dict(zip('EAa', values, strict=True)) for name, values in self.laws.items()},
+      'crossings': {
+        name: item and dataclasses.asdict(item) for name, item in self.crossings.items()
+      },
+    }
+
+
+def _text(item: Estimate | None) -> str:
+  if item is None:
+    return f'undetermined (an interval wider than a factor of {WIDEST:g})'
+  return f'{item.value:.3g} (95 % interval {item.low:.3g} to {item.high:.3g})'
+
+
+def _determined(item: Estimate | None) -> Estimate | None:
+  return None if item is None or item.high > WIDEST * item.low else item
+
+
+def multipliers(table: Table, metric: str, baseline: str) -> list[Multipliers]:
+  """Returns the multipliers of a table with sizes, for each way to count its compute; [] without sizes or compute.
+
+  Args:
+    table: a table without failed runs; the metric is a loss.
+    metric: name of the loss.
+    baseline: name of the baseline.
+  """
+  numbers = table.numbers
+  counts: dict[str, np.ndarray] = {}
+  if 'flops' in numbers:
+    counts['FLOPs'] = numbers['flops']
+  elif 'parameters' in numbers and 'tokens' in numbers:
+    counts['6 N D with all parameters'] = 6 * numbers['parameters'] * numbers['tokens']
+    if 'embeddings' in numbers:
+      others = numbers['parameters'] - numbers['embeddings']
+      counts['6 N D without embeddings'] = 6 * others * numbers['tokens']
+  else:
+    counts |= {name: numbers[name] for name in ('tokens', 'parameters') if name in numbers}
+  return [
+    _of_count(table, metric, baseline, name, compute)
+    for name, compute in counts.items()
+    if len(np.unique(compute)) > 1 and len(table.sizes) > 1
+  ]
+
+
+def _of_count(
+  table: Table, metric: str, baseline: str, name: str, compute: np.ndarray
+) -> Multipliers:
+  losses, variants = table.metrics[metric], table.variants
+  if not np.isfinite(compute).all() or compute.min() <= 0 or losses.min() <= 0:
+    return Multipliers(name, 'none: a law needs a positive loss and compute of each run')
+  sizes = [len(np.unique(compute[variants == v])) for v in range(len(table.names))]
+  if min(sizes) < FEWEST_SIZES:
+    return Multipliers(
+      name, f'none: a law needs {FEWEST_SIZES} sizes of each variant, not {min(sizes)}'
+    )
+  laws = fit_laws(compute, losses, variants, shared=True)
+  p = 0.0 if laws is None else lack_of_fit(laws, compute, losses, variants)
+  kind = 'shared E and a'
+  if p < ALPHA and min(sizes) > FEWEST_SIZES:
+    laws = fit_laws(compute, losses, variants, shared=False)
+    before, p = p, 0.0 if laws is None else lack_of_fit(laws, compute, losses, variants)
+    kind = f'a law for each variant (shared E and a do not fit: p {before:.2g})'
+  if laws is None or p < ALPHA:
+    return Multipliers(name, f'none: the law L = E + A C^-a does not fit (p {p:.2g})')
+  note = f'L = E + A C^-a with {kind}; lack of fit: p {p:.2g}; intervals of single multipliers, not corrected'
+  base = table.names.index(baseline)
+  largest = float(compute[variants == base].max())
+  rows, crossings = [], {}
+  for variant, label in enumerate(table.names):
+    if variant == base:
+      continue
+    for at, size in (('largest', largest), ('predicted', AHEAD * largest)):
+      rows.append(_multiplier(table, laws, (variant, base), (at, size), compute))
+    if not laws.is_shared:
+      crossings[label] = _crossing(laws, variant, base, compute)
+  constants = {label: laws.constants(v) for v, label in enumerate(table.names)}
+  return Multipliers(name, note, rows, constants, crossings)
+
+
+def _multiplier(
+  table: Table, laws: Laws, pair: tuple[int, int], place: tuple[str, float], compute: np.ndarray
+) -> Multiplier:
+  (variant, base), (at, size) = pair, place
+  x = math.log(size) - laws.center
+
+  def log_of_compute(vector: np.ndarray) -> float:
+    return log_multiplier(vector, laws.places, variant, base, x)
+
+  of_time = None
+  if 'seconds' in table.numbers and (table.numbers['seconds'] > 0).all():
+    speed = np.log(compute / table.numbers['seconds'])
+    sides = [_speed(table, np.log(compute), speed, v, at, math.log(size)) for v in pair]
+    ratio, noise = sides[0][0] - sides[1][0], sides[0][1] + sides[1][1]
+    of_time = laws.estimate(lambda vector: log_of_compute(vector) + ratio, noise)
+  estimate = laws.estimate(log_of_compute)
+  return Multiplier(table.names[variant], at, size, _determined(estimate), _determined(of_time))
+
+
+def _speed(
+  table: Table, x: np.ndarray, speed: np.ndarray, variant: int, at: str, size: float
+) -> tuple[float, float]:
+  """Returns the log speed of a variant and its variance: the mean at its largest size, or by a line in log compute."""
+  x, speed = x[table.variants == variant], speed[table.variants == variant]
+  if at == 'largest' or len(np.unique(x)) < FEWEST_SIZES:
+    speed = speed[x == x.max()]
+    return float(speed.mean()), float(speed.var(ddof=1) / len(speed)) if len(speed) > 1 else 0.0
+  design = np.column_stack([np.ones_like(x), x - size])
+  inverse = np.linalg.inv(design.T @ design)
+  line = inverse @ design.T @ speed
+  noise = float(((speed - design @ line) ** 2).sum()) / (len(speed) - 2)
+  return float(line[0]), noise * float(inverse[0, 0])
+
+
+def _crossing(laws: Laws, variant: int, base: int, compute: np.ndarray) -> Estimate | None:
+  """Returns the compute at which two laws cross; None if they do not cross near the sizes, or nobody knows where."""
+  ends = np.log([compute.min() / _REACH, compute.max() * _REACH]) - laws.center
+
+  def gap(vector: np.ndarray, x: Any) -> Any:
+    (e, a, b), (e0, a0, b0) = vector[laws.places[variant]], vector[laws.places[base]]
+    return e + np.exp(b - a * x) - e0 - np.exp(b0 - a0 * x)
+
+  def log_crossing(vector: np.ndarray) -> float:
+    grid = np.linspace(ends[0], ends[1], 2001)
+    values = gap(vector, grid)
+    changes = np.flatnonzero(values[:-1] * values[1:] < 0)
+    if len(changes) != 1:
+      return math.nan
+    low, high = grid[changes[0]], grid[changes[0] + 1]
+    for _ in range(60):
+      middle = (low + high) / 2
+      low, high = (middle, high) if gap(vector, middle) * gap(vector, low) > 0 else (low, middle)
+    return float(low) + laws.center
+
+  return _determined(laws.estimate(log_crossing))
