@@ -21,6 +21,7 @@ from t2x.cli import (
   convert,
   data,
   diff,
+  gate,
   generate,
   launch,
   look,
@@ -58,6 +59,7 @@ COMMANDS: dict[str, Any] = {
   'sweep': sweep,
   'report': report,
   'referee': referee,
+  'gate': gate,
   'runs': runs,
   'launch': launch,
   'convert': convert,
@@ -70,7 +72,7 @@ COMMANDS: dict[str, Any] = {
 # Errors of a full disk, a read-only one, and missing permissions, which need no traceback.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 # Commands that need NumPy and SciPy only: they also run after `pip install --no-deps t2x`, without rich, gin and jax.
-STANDALONE = ('referee',)
+STANDALONE = ('referee', 'gate')
 # Commands that run the same programs again and again.
 CACHED = ('train', 'eval', 'generate', 'look', 'sweep')
 

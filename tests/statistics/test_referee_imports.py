@@ -1,4 +1,4 @@
-"""`t2x referee` and `python -m t2x.statistics` need NumPy and SciPy only, and import quickly."""
+"""`t2x referee`, `t2x gate` and `python -m t2x.statistics` need NumPy and SciPy only, and import quickly."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def test_the_module_runs_as_a_command(tmp_path):
 
 
 def test_neither_jax_nor_scipy_is_imported_before_use(tmp_path):
-  code = 'import sys, t2x.statistics.comparisons, t2x.statistics.referee\nprint(*sys.modules)'
+  code = 'import sys, t2x.statistics.comparisons, t2x.statistics.referee, t2x.statistics.gate\nprint(*sys.modules)'
   names = {name.partition('.')[0] for name in python(code, cwd=tmp_path).stdout.split()}
   assert 'numpy' in names and not names & {'jax', 'flax', 'scipy', 'gin'}
 
