@@ -19,7 +19,6 @@ class ParallelTexts(LabelledPlan):
   the longer first.
 
   Attributes:
-    length: tokens per row.
     languages: field -> number of its language, of one or two text fields.
   """
 

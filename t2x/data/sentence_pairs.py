@@ -28,9 +28,6 @@ class SentenceRows(LabelledPlan):
 
   A row has `tokens` without special ids, `segments` (1, or 0 for padding), `sentence` (the number of the sentence of
   each token in its row) and `document`. Sentences of more than half a row are divided.
-
-  Attributes:
-    length: tokens per row.
   """
 
   length: int

@@ -239,14 +239,9 @@ class Block(SublayerBlock):
   """A block of token mixer, optional cross-attention and feed-forward layer, each inside its own `wiring`.
 
   Args:
-    d_model: width of the residual stream.
     mixer: builds the token mixer, such as self-attention.
     feed_forward: builds the feed-forward layer, which acts on each token separately.
     cross: builds the cross-attention to a source (for the decoder of an encoder-decoder); None: none.
-    wiring: builds the residual connection and norm of each sublayer, or such builders by the names of all sublayers.
-    pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
-      input of every layer). None: the body's.
   """
 
   def __init__(
@@ -282,7 +277,6 @@ class ParallelBlock(SublayerBlock):
   (https://arxiv.org/abs/2204.06745, section 2.1). The sum is one residual branch, as that of `Parallel`.
 
   Args:
-    d_model: width of the residual stream.
     mixer: builds the token mixer, such as self-attention.
     feed_forward: builds the feed-forward layer, which acts on each token separately.
     norm: builds the norm before both branches.

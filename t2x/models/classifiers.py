@@ -92,8 +92,6 @@ class PooledClassifier(Classifier):
   place of tanh.
 
   Args:
-    d_model: width of the pooled vector.
-    num_classes: number of logits.
     activation: elementwise function after the projection.
     dropout_rate: dropout rate after the activation.
     input_dropout: dropout rate before the projection.

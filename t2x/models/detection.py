@@ -107,13 +107,10 @@ class YOLOS(VisionTransformer):
   their position vectors. Only the last layer learns.
 
   Args:
-    d_model: width of the residual stream.
     num_queries: number of detection tokens.
     embedding: builds the patch embedding.
     positions: builds the position encoding of the patch grid.
-    body: builds the encoder.
     head: builds the head of the detection tokens.
-    input_dropout: dropout rate on the embedded patches.
 
   Raises:
     UserError: the embedding has fewer tokens before the patches.

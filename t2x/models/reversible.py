@@ -116,7 +116,6 @@ class ReversibleStack(Stack):
 
   Args:
     d_model: width of each stream.
-    num_layers: total number of layers, a multiple of the number of `blocks`.
     blocks: builders of the layers of one repeat: `Block` or `SublayerBlock` with wirings that add a branch
       (`BranchWiring`: `PreNorm`, `ReZero`, ..., but not `PostNorm`).
     num_groups: number of parameter sets; see `Stack`.

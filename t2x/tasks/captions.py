@@ -136,7 +136,6 @@ class Captions(TargetText, SourceTargetTask):
 
   Attributes:
     modality: prepares sources, and sets which kind of input the model reads.
-    target_length: maximum number of target tokens, including eos.
   """
 
   modality: Modality

@@ -91,8 +91,6 @@ class Distillation(TeacherLoss):
   (`restrict_ce_to_mask` of its code), is 7 times that of alpha = 5/7 and a `HiddenCosine` of weight 1/7.
 
   Attributes:
-    alpha: weight of the teacher's term; 1 ignores the labels.
-    hidden: losses between the last hidden vectors of student and teacher, by name.
     temperature: softmax temperature of both distributions.
   """
 

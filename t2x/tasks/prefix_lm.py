@@ -27,13 +27,8 @@ class PrefixLM(PairTask):
   `Causal()` they see only earlier tokens. The loss covers the target and its eos.
 
   Attributes:
-    source_length: maximum number of source tokens, including eos. Longer examples are dropped and longer
-      prompts truncated.
-    target_length: maximum number of target tokens, including eos. Longer examples are dropped.
     length: tokens per row, at least the sum of both.
     packing: the packing of pairs, called with both lengths and `length`.
-    label_smoothing: label smoothing as in `cross_entropy`, in training only.
-    strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   length: Size

@@ -167,8 +167,6 @@ class PairTask(DroppedPairs, TargetText):
     source_length: maximum number of source tokens, including eos. Longer examples are dropped and longer
       prompts truncated.
     target_length: maximum number of target tokens, including eos. Longer examples are dropped.
-    label_smoothing: label smoothing as in `cross_entropy`, in training only.
-    strategy: decoding strategy of `generate` if the caller sets none.
     max_dropped: share of the examples of a split that may be dropped; more are an error.
   """
 
@@ -226,8 +224,6 @@ class Translation(PairTask, SourceTargetTask):
     buckets: lengths of rows in training, on both sides, in addition to the maximum lengths. Each batch has pairs of
       one bucket and its shape, for which the step is compiled once. FLOPs and tokens with padding are
       those of the maximum lengths. Needs `PadPairs`; empty: all rows have the maximum lengths.
-    label_smoothing: label smoothing as in `cross_entropy`, in training only.
-    strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   packing: Callable[..., PairPlan] = PackPairs

@@ -80,7 +80,6 @@ class Translations(GeneratedTargets):
   Attributes:
     language: code of the target language, which selects sacrebleu's tokenizer (`zh`, `ja` and `ko` have
       their own); '': the default, 13a.
-    strategy: decoding strategy; None: the task's.
     batch_size: sentences per batch.
   """
 

@@ -31,8 +31,6 @@ class WordErrors(GeneratedTargets):
   substitutions per word or character of the references; and the fraction of exact matches.
 
   Attributes:
-    strategy: decoding strategy; None: the task's.
-    batch_size: sources per batch.
     normalise: function of a text, applied to outputs and references, such as `plain_words`. None: texts are compared as
       they are.
     by: field of the examples, such as 'language': also reports the word error rate of each of its values. None: none.

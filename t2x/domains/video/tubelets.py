@@ -15,12 +15,10 @@ class Tubelets(GridEmbedding):
   per patch of one frame (TimeSformer, https://arxiv.org/abs/2102.05095), after a class token.
 
   Args:
-    d_model: width of the tokens.
     frames: number of frames of a tubelet.
     patch_size: height and width of a tubelet in pixels.
     channels: number of channels of the videos.
     class_token: whether to prepend a learned token to the tubelets of all frames.
-    use_bias: whether the projection has a bias.
     init: initialiser of the projection. Its kernel is [frames, patch, patch, channels, d_model], as that of a
       convolution whose strides are the sides of a tubelet.
   """

@@ -126,13 +126,10 @@ class PatchEmbedding(GridEmbedding):
   """Embeds images as one token per patch, after a class token (ViT, https://arxiv.org/abs/2010.11929).
 
   Args:
-    d_model: width of the tokens.
     patch_size: side of the square patches, in pixels.
     channels: number of channels of the images.
-    class_token: whether to prepend a learned token to the patches.
     num_registers: number of further learned tokens, after the class token (Darcet et al. 2023,
       https://arxiv.org/abs/2309.16588).
-    use_bias: whether the projection has a bias.
     init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
       of a convolution with stride `patch_size` (HWIO).
   """

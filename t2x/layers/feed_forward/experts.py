@@ -122,8 +122,6 @@ class SwitchFeedForward(MixtureOfExperts):
   output is multiplied by p (Switch Transformer, https://arxiv.org/abs/2101.03961).
 
   Args:
-    d_model: width of the input and output.
-    num_experts: number of experts.
     hidden_dim: hidden width of an expert.
     capacity_factor: `Capacity.factor`.
     balance: coefficient of the auxiliary loss.

@@ -198,8 +198,6 @@ class TopK(ScoringRouter):
   https://arxiv.org/abs/2412.19437).
 
   Args:
-    d_model: width of the input.
-    num_experts: number of experts.
     k: number of experts of a token.
     normalise: whether the weights of the chosen experts are divided by their sum.
     factor: factor of the weights.
@@ -271,8 +269,6 @@ class ExpertChoice(ScoringRouter):
   F = factor / num_experts has slots for them if a row is one segment. Later tokens change the experts of earlier ones.
 
   Args:
-    d_model: width of the input.
-    num_experts: number of experts.
     factor: mean number of experts of a token.
     **settings: see `ScoringRouter`.
   """

@@ -75,10 +75,7 @@ class FactorizedBias(FullBias):
   """`FullBias` whose biases are products of learned vectors, w_tt' = a_t b_t', as in the paper.
 
   Args:
-    num_heads: number of groups of features.
-    max_length: maximum sequence length.
     rank: size of the vectors.
-    chunk: queries per chunk, under Causal().
     init: initialiser of the vectors [num_heads, max_length, rank]. The biases have the product of their variances,
       times rank.
   """

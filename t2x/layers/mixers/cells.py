@@ -138,7 +138,6 @@ class LSTMCell(Cell):
   """Long short-term memory (Hochreiter and Schmidhuber 1997) with a forget gate.
 
   Args:
-    d_model: width of the input.
     norm: builds norms of W x and U h over all gates, and of c before the output (Ba et al. 2016,
       https://arxiv.org/abs/1607.06450, section 5); their biases are those of the gates. None: no norms.
     settings: those of `Cell`.

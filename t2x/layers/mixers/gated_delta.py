@@ -63,13 +63,9 @@ class GatedDeltaNet(HeadProjections):
   chunks. Decoding caches the state and the inputs of the convolution.
 
   Args:
-    d_model: width of the input and output.
-    num_heads: number of heads.
-    head_dim: features per head. None: d_model / num_heads.
     kernel_size: taps of the convolution.
     chunk: tokens per chunk.
     kernel_init: initialiser of the projections, except the output projection.
-    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
     UserError: see `HeadProjections`.

@@ -46,7 +46,6 @@ class LSHAttention(HeadProjections):
     chunk: maximum number of places between a query and its keys on each side.
     seed: seed of the random projections R, which differ between heads, rounds and layers.
     use_bias: whether the query and value projections have biases.
-    out_bias: whether the output projection has a bias.
     dropout_rate: dropout of the attention probabilities.
     settings: those of `HeadProjections`.
 

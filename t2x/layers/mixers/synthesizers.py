@@ -88,17 +88,11 @@ class Synthesizer(MultiHeadAttention):
   added after the mix. The full matrix of scores is kept in memory.
 
   Args:
-    d_model: width of the input and output.
     num_heads: number of heads.
-    head_dim: features per head. None: d_model / num_heads.
     scores: builds the synthetic scores.
     mix: builds the combination of synthetic scores and dot products, as `mix(rngs=rngs)`.
     use_bias: whether the query, key and value projections have biases.
-    out_bias: whether the output projection has a bias.
     scale: factor of the dot products. None: 1 / sqrt(head_dim).
-    dropout_rate: dropout of the attention probabilities.
-    kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None, or `scale` is set without dot

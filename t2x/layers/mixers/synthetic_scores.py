@@ -73,7 +73,6 @@ class DenseScores(SyntheticScores):
   Args:
     num_heads: ignored; all heads share W2.
     head_dim: features per head.
-    max_length: maximum sequence length.
     init: initialiser of W2 [head_dim, max_length].
   """
 
@@ -142,7 +141,6 @@ class RandomScores(SyntheticScores):
 
   Args:
     num_heads: number of heads.
-    max_length: maximum sequence length.
     init: initialiser of the table [num_heads, max_length, max_length].
   """
 
@@ -172,7 +170,6 @@ class FactorizedRandomScores(SyntheticScores):
 
   Args:
     num_heads: number of heads.
-    max_length: maximum sequence length.
     rank: number of columns of R1 and of R2 (k in the paper, 8 there).
     init: initialiser of R1 and R2, each [num_heads, max_length, rank].
   """

@@ -26,9 +26,7 @@ class GlobalTokenBias(T5Bias):
   scores; a bias can be computed in blocks. All layers share the table.
 
   Args:
-    num_heads: number of heads of the attention.
     num_buckets: number of buckets of distances between long tokens.
-    max_distance: distances from this on share the last bucket.
     init: initialiser of both tables.
 
   Raises:

@@ -85,8 +85,6 @@ class ScaledSinusoidalGrid(SinusoidalGrid):
   Half of the features encode the row and half the column, with sine and cosine of a frequency side by side.
 
   Args:
-    d_model: width of the tokens; a multiple of 4.
-    num_extra: number of tokens before the patches, which are not changed.
     max_wavelength: frequency j is max_wavelength^(-j / (d_model / 4)).
   """
 
@@ -173,9 +171,6 @@ class LogGridBias(GridBias):
 
   Args:
     d_model: not used.
-    num_heads: number of heads of the attention.
-    height: number of rows of the largest grid, or of a window.
-    width: number of columns of the largest grid, or of a window.
     hidden_dim: width between the two projections.
     init: initialiser of both projections.
   """

@@ -118,8 +118,6 @@ class FunnelPositions(XLPositions):
   (https://arxiv.org/abs/2006.03236, appendix A.2). Pairs with the first token (the class token) have neither term.
 
   Args:
-    num_heads: number of heads of the attention.
-    head_dim: features per head. None: d_model / num_heads.
     separate_first: whether pairs with the first token have neither term, as with `Funnel.separate_first`.
     second: mark of the tokens of the second text of a pair; None: all tokens are of one text.
     settings: those of `XLPositions`.

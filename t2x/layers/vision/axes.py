@@ -33,7 +33,6 @@ class AlongAxes(MixerOfParts):
   the mixer have the grid of the axes.
 
   Args:
-    d_model: width of the input and output.
     mixer: builds the token mixer, such as `MultiHeadAttention`; it needs no pattern and no cache.
     axes: the axes, from 0, in ascending order.
     with_extra: whether tokens before the grid are in the rows.

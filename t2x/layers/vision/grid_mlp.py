@@ -21,7 +21,6 @@ class GridMLP(MLP):
   token its place, so that a model needs no position encoding.
 
   Args:
-    hidden_dim: width between the two projections.
     kernel_size: rows and columns of the convolution; odd.
     filter_init: initialiser of the convolution.
     settings: those of `MLP`.

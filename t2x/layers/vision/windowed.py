@@ -68,7 +68,6 @@ class Windowed(MixerOfParts):
   map, without the zeros.
 
   Args:
-    d_model: width of the input and output.
     mixer: builds the token mixer, such as `MultiHeadAttention`; it needs no pattern and no cache.
     size: side of a window in tokens.
     shift: number of tokens by which windows are shifted; size // 2 in every second block of Swin.

@@ -47,10 +47,7 @@ class DeepNorm(PostNorm):
   with cross-attention. The encoder of an encoder-decoder has 0.81 (N^4 M)^(1/16). Use it with `deep_norm_init`.
 
   Args:
-    d_model: width of the residual stream.
     decoder_layers: M, the number of layers of the decoder that reads this encoder. None: no such decoder.
-    norm: builds the norm.
-    dropout_rate: dropout on the sublayer's output.
 
   Raises:
     UserError: no stack is under construction.
@@ -86,10 +83,7 @@ class Admin(PostNorm):
   Var[sublayer_j]. `experiments/norm_and_warmup/admin.py` prints these values for a config.
 
   Args:
-    d_model: width of the residual stream.
     omega: initial values of the branches, in the order of application. None: the default.
-    norm: builds the norm.
-    dropout_rate: dropout on the sublayer's output.
 
   Raises:
     UserError: no stack is under construction, or `omega` does not have a value for each residual branch.

@@ -32,7 +32,6 @@ class HyperConnections(NormedWiring):
     d_model: width of a residual stream.
     num_streams: number of residual streams, at least 2.
     norm: builds the norm before the sublayer.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   def __init__(
@@ -82,11 +81,8 @@ class DynamicHyperConnections(HyperConnections):
   and B + s_b tanh(norm(H) W_b), with W = 0 at initialisation.
 
   Args:
-    d_model: width of a residual stream.
-    num_streams: number of residual streams, at least 2.
     norm: builds the norm before the sublayer and that of the streams.
     scale: initial value of s_a and s_b.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   def __init__(

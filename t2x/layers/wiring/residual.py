@@ -127,12 +127,7 @@ class _NormBefore(_Residual):
 
 
 class NoNorm(_Residual):
-  """No norm: x + dropout(sublayer(x)), for initialisations that make norms unnecessary (`t_fixup_encoder`).
-
-  Args:
-    d_model: width of the residual stream.
-    dropout_rate: dropout on the sublayer's output.
-  """
+  """No norm: x + dropout(sublayer(x)), for initialisations that make norms unnecessary (`t_fixup_encoder`)."""
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
     self.dropout_rate = dropout_rate
@@ -143,7 +138,6 @@ class Plain(NormedWiring):
 
   Args:
     d_model: width of the stream.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
@@ -160,7 +154,6 @@ class ActivatedResidual(Plain):
   Args:
     d_model: width of the residual stream.
     activation: activation of the sum.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   def __init__(
@@ -198,13 +191,7 @@ class ScaledResidual(Plain):
 
 
 class PreNorm(_NormBefore):
-  """Norm before the sublayer: x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
-
-  Args:
-    d_model: width of the residual stream.
-    norm: builds the norm.
-    dropout_rate: dropout on the sublayer's output.
-  """
+  """Norm before the sublayer: x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama."""
 
 
 class PostNorm(NormedWiring):
@@ -242,7 +229,6 @@ class Sandwich(PreNorm):
   With `Decoder.input_norm` and `Decoder.final_norm` it is Peri-LN (https://arxiv.org/abs/2502.02737).
 
   Args:
-    d_model: width of the residual stream.
     norm: builds both norms.
     dropout_rate: dropout on the normalised branch.
   """
@@ -260,7 +246,6 @@ class LayerScale(_NormBefore):
   https://arxiv.org/abs/2103.17239, section 2).
 
   Args:
-    d_model: width of the residual stream.
     norm: builds the norm before the sublayer; None: no norm (ConvNeXt, https://arxiv.org/abs/2201.03545).
     initial_value: initial value of gamma; the paper uses 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6
       above.
@@ -295,9 +280,7 @@ class ReZero(_NormBefore):
   Train alpha with AdamW: Adafactor's steps are relative to the scale of a parameter.
 
   Args:
-    d_model: width of the residual stream.
     norm: builds the norm before the sublayer; None: no norm.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   def __init__(
@@ -325,7 +308,6 @@ class FixupWiring(_Residual):
   projections replace the paper's scalar biases inside a sublayer.
 
   Args:
-    d_model: width of the residual stream.
     dropout_rate: dropout on the branch.
   """
 

@@ -27,7 +27,6 @@ class ResiDual(PostNorm):
   Args:
     d_model: width of a residual stream.
     norm: builds the norms.
-    dropout_rate: dropout on the sublayer's output.
   """
 
   num_streams = 2

@@ -107,7 +107,6 @@ class WandB(Tracker):
   call, but the train and eval metrics of a step are sent by two calls, perhaps of two processes.
 
   Args:
-    folder: the run folder.
     project: name of the project.
     entity: user or team; None for your default.
     name: name of the run; None for the name of the folder.
@@ -159,7 +158,6 @@ class MLflow(Tracker):
   """Writes metrics, config and summary to an MLflow server or folder.
 
   Args:
-    folder: the run folder.
     uri: address of the server, or a local database ('sqlite:///mlflow.db'); None for MLFLOW_TRACKING_URI.
     experiment: name of the experiment; created if it does not exist.
     name: name of the run; None for the name of the folder.
