@@ -11,10 +11,12 @@ from pathlib import Path
 from t2x.base.errors import UserError
 from t2x.base.text_table import text_table
 from t2x.cli.options import add_json, refuse
-from t2x.runs.folders import SORT_KEYS, find_runs, sort_runs, table_rows
 
 HELP = 'list run folders with their state, or compare runs on one page'
 TAKES_BINDINGS = False
+
+# Columns of the list.
+_SORT_KEYS = ('path', 'state', 'step', 'best', 'last', 'age', 'host')
 
 _USAGE = """t2x runs [DIR] [--sort KEY] [--reverse] [--json]
        t2x runs compare RUN [RUN ...] [--out FILE] [--metric SPLIT/NAME]"""
@@ -29,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='DIR',
     help='folder of the runs to list (default: runs), or `compare` followed by the run folders to compare',
   )
-  parser.add_argument('--sort', choices=SORT_KEYS, help='column to sort by (default: path)')
+  parser.add_argument('--sort', choices=_SORT_KEYS, help='column to sort by (default: path)')
   parser.add_argument('--reverse', action='store_true', help='sort in descending order')
   parser.add_argument(
     '--out',
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+  from t2x.runs.folders import find_runs, sort_runs, table_rows
+
   folder = Path(*args.paths or ['runs'])
   runs = sort_runs(find_runs(folder), args.sort or 'path', args.reverse)
   if args.json:

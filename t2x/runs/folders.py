@@ -260,7 +260,6 @@ def _number(value: Any) -> float | None:
   return float(value) if is_number(value) else None
 
 
-SORT_KEYS = ('path', 'state', 'step', 'best', 'last', 'age', 'host')
 _ORDER = ('running', 'failed', 'preempted', 'unknown', 'done')
 
 
@@ -269,7 +268,7 @@ def sort_runs(runs: Iterable[Run], key: str, reverse: bool = False) -> list[Run]
 
   Args:
     runs: the runs.
-    key: one of `SORT_KEYS`.
+    key: 'path', 'age', or the name of an attribute of a run.
     reverse: sort in descending order.
   """
 
