@@ -1,12 +1,16 @@
 """The rules of the source tree: imports follow one order without circles; files and functions have maximum lengths."""
 
 import ast
+import collections
 import functools
 import graphlib
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
+
+from t2x.base import names
 
 ROOT = Path(__file__).parents[1]
 MAX_FILE, MAX_FUNCTION, MAX_TOP_LEVEL_FILES = 600, 100, 5
@@ -61,6 +65,62 @@ LAB_FILES = ('interop', 'look')
 MAY_IMPORT |= {'domains': set(), 'samples': TASKS | {f'domains.{name}' for name in DOMAINS}}
 MAY_IMPORT |= {f'domains.{name}': TRAIN for name in DOMAINS}
 MAY_IMPORT |= {f'domains.{name} and the lab': TOOLS | {f'domains.{name}'} for name in DOMAINS}
+
+# Nothing that trains a model imports these.
+LAB = {'statistics', 'sweeps', 'plan', 'look', 'runs', 'prune', 'interop', 'testing', 'launch'}
+# The largest numbers of files and lines that a reader of `t2x train` can reach through imported names.
+MOST_REACHED = {'files': 195, 'lines': 35_000}
+
+# Lines of each package and top-level file, with some room. Growth is decided here: a commit that exceeds a row raises
+# it, and says why in its message.
+PACKAGE_LINES = {
+  'base': 2100,
+  'config': 4500,
+  'launch': 980,
+  'process': 200,
+  'run_folder': 440,
+  'layers': 21_900,
+  'data': 15_100,
+  'models': 6700,
+  'parallel': 1300,
+  'decode': 1700,
+  'tasks': 9300,
+  'train': 7400,
+  'experiments': 200,
+  'interop': 6000,
+  'loaded': 300,
+  'api': 60,
+  'statistics': 3700,
+  'sweeps': 8000,
+  'plan': 3100,
+  'look': 2100,
+  'prune': 720,
+  'testing': 780,
+  'runs': 1300,
+  'cli': 3800,
+  '__init__': 20,
+  '__main__': 20,
+  'samples': 2500,
+  'domains': 20,
+  'domains.captions': 1500,
+  'domains.detection': 2000,
+  'domains.pixels': 1000,
+  'domains.questions': 900,
+  'domains.retrieval': 1500,
+  'domains.segmentation': 1000,
+  'domains.series': 2500,
+  'domains.speech': 2500,
+  'domains.video': 1500,
+  'domains.captions and the lab': 1000,
+  'domains.detection and the lab': 1000,
+  'domains.pixels and the lab': 1000,
+  'domains.questions and the lab': 1000,
+  'domains.retrieval and the lab': 1000,
+  'domains.segmentation and the lab': 1000,
+  'domains.series and the lab': 1000,
+  'domains.speech and the lab': 1000,
+  'domains.video and the lab': 1000,
+}
 
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])
 
@@ -149,6 +209,80 @@ def exports(path: Path) -> set[str]:
       objects = (a for a in node.names if f'{node.module}.{a.name}' not in PATHS)
       names |= {alias.asname or alias.name for alias in objects}
   return names
+
+
+@functools.cache
+def definitions(module: str) -> dict[str, str | None]:
+  """Name -> the module that defines it, of the names that a package re-exports."""
+  found: dict[str, str | None] = {}
+  for node in tree_of(PATHS[module]).body:
+    if isinstance(node, ast.ImportFrom) and node.names[0].name == '*':
+      found |= dict.fromkeys(exports(PATHS[node.module]), node.module)
+      if PATHS[node.module].name == '__init__.py':
+        found |= definitions(node.module)
+    elif isinstance(node, ast.ImportFrom):
+      found |= {a.asname or a.name: defining(f'{node.module}.{a.name}') for a in node.names}
+  return found
+
+
+def defining(name: str) -> str | None:
+  """The module of t2x that defines an imported name; None for names of other packages."""
+  module = module_of(name)
+  if module is None or PATHS[module].name != '__init__.py':
+    return module
+  last = name.removeprefix(f'{module}.').partition('.')[0]
+  return definitions(module).get(last, module)
+
+
+@functools.cache
+def used_modules(module: str) -> frozenset[str]:
+  """The modules whose names a module imports, in functions too."""
+  return frozenset(found for name in imports(PATHS[module]) if (found := defining(name)))
+
+
+def closure(modules: Collection[str]) -> set[str]:
+  """The modules with all modules whose names they import, directly or through others."""
+  reached, rest = set(), [*modules]
+  while rest:
+    module = rest.pop()
+    if module not in reached:
+      reached.add(module)
+      rest += used_modules(module)
+  return reached
+
+
+def quickstart_modules() -> set[str]:
+  """The modules of the parts that the quickstart's files name."""
+  homes = {
+    entry.name: entry.module for package in names.packages() for entry in names.names(package)
+  }
+  found, files = set(), [ROOT / 'configs' / 'runs' / 'quickstart.gin']
+  for file in files:
+    text = re.sub('#.*', '', file.read_text())
+    files += [
+      file.parent / include for include in re.findall(r"^include '(.+)'", text, re.MULTILINE)
+    ]
+    found |= {homes[name] for name in re.findall(r'@(?:\w+/)*(\w+)', text)}
+  return found
+
+
+def test_what_trains_a_model_can_be_read():
+  modules = closure({'t2x.cli.train', *quickstart_modules()})
+  lines = sum(PATHS[module].read_text().count('\n') for module in modules)
+  print(f'{len(modules)} files, {lines} lines')
+  assert not {module for module in modules if unit_of(module) in LAB}
+  assert len(modules) <= MOST_REACHED['files'] and lines <= MOST_REACHED['lines']
+
+
+def test_growth_of_packages_is_decided():
+  lines: collections.Counter[str] = collections.Counter()
+  for module, path in PATHS.items():
+    lines[unit_of(module)] += path.read_text().count('\n')
+  print(
+    *(f'{unit} {count} of {PACKAGE_LINES.get(unit)}' for unit, count in lines.items()), sep='\n'
+  )
+  exceeded = {unit: count for unit, count in lines.items() if count > PACKAGE_LINES.get(unit, 0)}
+  assert not exceeded, f'raise these rows of PACKAGE_LINES, and say why in the commit: {exceeded}'
 
 
 def test_no_module_has_the_name_of_something_that_its_package_exports():

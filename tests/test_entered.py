@@ -1,0 +1,38 @@
+"""The base case stays readable: files that a train step of a GPT and an attention call enter, and loaded modules."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_house import LAB, ROOT, closure, quickstart_modules, unit_of
+
+# Maxima: lower them when the numbers fall, and raise one only in the commit that needs it, with the reason. Aims:
+# 60 files for a step, 10 for a call, 340 modules.
+MOST = {'step': 77, 'attention': 18, 'loaded': 445}
+
+
+def measured(what: str) -> set[str]:
+  done = subprocess.run(
+    [sys.executable, '-m', 'tests.entered', what], capture_output=True, text=True, cwd=ROOT
+  )
+  assert done.returncode == 0, done.stderr
+  names = done.stdout.split()
+  print(len(names), *names, sep='\n')
+  return set(names)
+
+
+@pytest.mark.parametrize('what', ['step', 'attention'])
+def test_few_files_are_entered(what):
+  files = measured(what)
+  assert 'layers/attention/multi_head.py' in files
+  assert len(files) <= MOST[what]
+
+
+def test_training_loads_only_the_core_and_what_the_config_names():
+  modules = measured('loaded')
+  assert {'t2x.train.loop', 't2x.tasks.causal_lm'} <= modules
+  assert len(modules) <= MOST['loaded']
+  assert not [name for name in modules if unit_of(name) in LAB]
+  others = {name for name in modules if name.startswith(('t2x.domains.', 't2x.samples.'))}
+  assert others <= closure(quickstart_modules())
