@@ -35,5 +35,4 @@ from t2x.models.spec import *
 from t2x.models.stack import *
 from t2x.models.stages import *
 from t2x.models.two_streams import *
-from t2x.models.two_tower import *
 from t2x.models.vision import *

@@ -13,13 +13,11 @@ from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
 from t2x.tasks.average_precision import *
 from t2x.tasks.base import *
-from t2x.tasks.caption_contrast import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
 from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
 from t2x.tasks.cloze import *
-from t2x.tasks.contrastive import *
 from t2x.tasks.denoising import *
 from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
@@ -38,7 +36,6 @@ from t2x.tasks.mixture import *
 from t2x.tasks.multiple_choice import *
 from t2x.tasks.next_sentence import *
 from t2x.tasks.output import *
-from t2x.tasks.pair_losses import *
 from t2x.tasks.permutation_lm import *
 from t2x.tasks.pictures import *
 from t2x.tasks.prefix_lm import *
@@ -51,6 +48,5 @@ from t2x.tasks.text import *
 from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
 from t2x.tasks.translation_scores import *
-from t2x.tasks.version_contrast import *
 from t2x.tasks.word_classification import *
 from t2x.tasks.word_errors import *

@@ -17,6 +17,10 @@ from flax import nnx
 
 from t2x import layers, models
 from t2x.base.text_table import text_table
+from t2x.domains.questions import AnswerClassifier, EmbeddedInput, OneStream
+from t2x.domains.retrieval import Tower, TwoTower, VectorProjection
+from t2x.domains.segmentation import PixelClassifier
+from t2x.domains.video import Tubelets
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
@@ -31,9 +35,7 @@ ATTENTION = partial(layers.MultiHeadAttention, num_heads=H)
 BLOCK = partial(models.Block, mixer=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32))
 STACK = partial(models.Stack, num_layers=2, blocks=[BLOCK])
 EMBEDDING = partial(layers.TokenEmbedding, vocab_size=V)
-TOWER = partial(
-  models.Tower, d_model=W, embedding=EMBEDDING, body=partial(models.Encoder, stack=STACK)
-)
+TOWER = partial(Tower, d_model=W, embedding=EMBEDDING, body=partial(models.Encoder, stack=STACK))
 PATCHES = partial(layers.PatchEmbedding, patch_size=2)
 
 
@@ -159,7 +161,7 @@ PARTS = [
   *_width(layers.FactorisedEmbedding, vocab_size=V, factor_dim=4, num_types=2, use_bias=True),
   *_width(layers.PatchEmbedding, patch_size=2, num_registers=2),
   *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
-  *_width(layers.Tubelets, frames=2, patch_size=2),
+  *_width(Tubelets, frames=2, patch_size=2),
   *_width(layers.AudioStem, num_features=3),
   partial(models.Decomposition, N, window=3),
   partial(layers.SinusoidTables, W, ('hour',)),
@@ -206,7 +208,7 @@ PARTS = [
   *_width(
     models.AttentionPool, attention=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32)
   ),
-  *_width(models.AnswerClassifier, num_classes=2),
+  *_width(AnswerClassifier, num_classes=2),
   *_width(models.CapsulePool, num_capsules=2),
   *_width(models.CapsuleLengths, num_classes=2),
   *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
@@ -221,12 +223,12 @@ PARTS = [
     models.SequenceClassifier, W, V, classifier=partial(models.PooledClassifier, num_classes=3)
   ),
   partial(
-    models.TwoTower,
+    TwoTower,
     a=TOWER,
     b=TOWER,
     dim=8,
     bias=-10.0,
-    b_projection=partial(models.VectorProjection, use_bias=True),
+    b_projection=partial(VectorProjection, use_bias=True),
   ),
   *_width(models.Encoder, input_dim=8, stack=STACK, input_norm=layers.LayerNorm),
   *_width(models.Stages, stages=[STACK, STACK]),
@@ -234,15 +236,15 @@ PARTS = [
   *_width(models.Segments, stack=STACK, length=4, memory=4),
   *_width(models.ReversibleStack, models.TwoStreams, num_layers=2, blocks=[BLOCK]),
   partial(
-    models.OneStream,
+    OneStream,
     d_model=W,
-    inputs={'tokens': partial(models.EmbeddedInput, embedding=EMBEDDING)},
+    inputs={'tokens': partial(EmbeddedInput, embedding=EMBEDDING)},
     body=partial(models.Encoder, stack=STACK),
     head=partial(models.Classifier, num_classes=3),
   ),
-  *_width(models.EmbeddedInput, embedding=EMBEDDING, norm=layers.LayerNorm),
+  *_width(EmbeddedInput, embedding=EMBEDDING, norm=layers.LayerNorm),
   partial(
-    models.PixelClassifier,
+    PixelClassifier,
     d_model=W,
     embedding=PATCHES,
     body=partial(models.Encoder, stack=STACK),

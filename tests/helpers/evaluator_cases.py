@@ -15,7 +15,11 @@ from flax import nnx
 import t2x.tasks
 from t2x.data import Bytes, DigitRows, DrawnScenes, Source
 from t2x.decode import Greedy
-from t2x.domains.pixels import LowerPixels
+from t2x.domains.captions import CaptionScores
+from t2x.domains.pixels import CompletedImages, DrawnTexts, LowerPixels
+from t2x.domains.questions import PictureAnswers, PictureQuestions
+from t2x.domains.retrieval import CaptionContrast, Retrieval, ZeroShot
+from t2x.domains.segmentation import MeanIoU, PredictedMasks
 from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
 from t2x.tasks import ImageModality, LikeliestAnswer, LikeliestLabel
@@ -87,7 +91,7 @@ def digits_of_rows():
 
 
 def contrast(folder):
-  return t2x.tasks.CaptionContrast(
+  return CaptionContrast(
     source=Examples(rows=digits_of_rows()),
     modality=ImageModality(shape=(8, 8, 1)),
     target_length=8,
@@ -184,7 +188,7 @@ def questions(folder):
     }
     for i in range(21)
   ]
-  return t2x.tasks.PictureQuestions(
+  return PictureQuestions(
     source=Examples(rows=rows),
     modality=ImageModality(shape=(8, 8, 3)),
     answers=('yes', 'no', 'none'),
@@ -311,9 +315,7 @@ CASES = {
     model='models/small_captioner',
     bindings=['PatchEmbedding.channels=3', *BYTES],
     task=scene_captions,
-    evaluator=t2x.tasks.CaptionScores(
-      batch_size=8, rules={'facts': t2x.data.scene_is_right}, num_examples=9
-    ),
+    evaluator=CaptionScores(batch_size=8, rules={'facts': t2x.data.scene_is_right}, num_examples=9),
     higher=TEXTS | {'facts': 0},
   ),
   'word errors': Case(
@@ -349,7 +351,7 @@ CASES = {
     model='models/small_clip',
     bindings=CONTRAST,
     task=contrast,
-    evaluator=t2x.tasks.Retrieval(),
+    evaluator=Retrieval(),
     higher=RECALLS | LAST,
     worst=LAST,
   ),
@@ -357,7 +359,7 @@ CASES = {
     model='models/small_clip',
     bindings=CONTRAST,
     task=contrast,
-    evaluator=t2x.tasks.ZeroShot(),
+    evaluator=ZeroShot(),
     higher={'accuracy': 0, 'top_5_accuracy': 0},
   ),
   'class scores': Case(
@@ -421,19 +423,19 @@ CASES = {
     model='models/vilt_b32',
     bindings=QUESTIONS,
     task=questions,
-    evaluator=t2x.tasks.PictureAnswers(),
+    evaluator=PictureAnswers(),
     higher={'accuracy': 0, 'accuracy_other_picture': 0},
   ),
   'masks': Case(
     model='runs/segformer_digit_masks',
     task=tiny('SemanticSegmentation'),
-    evaluator=t2x.tasks.MeanIoU(num_examples=5),
+    evaluator=MeanIoU(num_examples=5),
     higher={'mean_iou': 0, 'mean_accuracy': 0, 'pixel_accuracy': 0},
   ),
   'drawn masks': Case(
     model='runs/segformer_digit_masks',
     task=tiny('SemanticSegmentation'),
-    evaluator=t2x.tasks.PredictedMasks(num_examples=5),
+    evaluator=PredictedMasks(num_examples=5),
   ),
   'classified images': Case(
     model='models/small_vit',
@@ -458,14 +460,14 @@ CASES = {
     model='models/image_gpt_s',
     bindings=[*PIXELS, 'num_pixels=16', 'TokenEmbedding.vocab_size=16'],
     task=pixels,
-    evaluator=t2x.tasks.CompletedImages(hidden=LowerPixels(), num_examples=5, batch_size=8),
+    evaluator=CompletedImages(hidden=LowerPixels(), num_examples=5, batch_size=8),
     higher={'accuracy': 0.4},
   ),
   'drawn texts': Case(
     model='models/image_gpt_s',
     bindings=[*PIXELS, 'num_pixels=326', 'TokenEmbedding.vocab_size=300'],
     task=drawings,
-    evaluator=t2x.tasks.DrawnTexts(num_examples=20, batch_size=8),
+    evaluator=DrawnTexts(num_examples=20, batch_size=8),
     # Noise has the relation of most texts.
     higher={'match': 0, 'colours': 0, 'shapes': 0, 'relation': 0.7},
   ),

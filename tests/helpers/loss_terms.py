@@ -16,6 +16,7 @@ from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, Seri
 from t2x.data.sources.base import NoSource
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
+from t2x.domains.retrieval import VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
@@ -47,7 +48,6 @@ from t2x.tasks import (
   TextRegression,
   Transcription,
   Translation,
-  VersionContrast,
   WordClassification,
 )
 from t2x.train import Trainer

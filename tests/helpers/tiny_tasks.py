@@ -35,6 +35,11 @@ from t2x.data import (
   WholeWords,
 )
 from t2x.data.samples.drawn_scenes import COLOURS, SHAPES
+from t2x.domains.pixels import PixelClassification, PixelLM, TextToImage
+from t2x.domains.questions import PictureQuestions
+from t2x.domains.retrieval import CaptionContrast, Contrastive, VersionContrast
+from t2x.domains.segmentation import SemanticSegmentation
+from t2x.domains.video import VideoClassification
 
 TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
 WORDS = TEXT.split()
@@ -104,7 +109,7 @@ def write_data(folder):
 def recordings(folder):
   """Tasks of recordings and videos."""
   return [
-    t2x.tasks.VideoClassification(
+    VideoClassification(
       source=MovingDigits(label='digit', frames=3, side=8, train_examples=COUNT),
       video_shape=(2, 8, 8, 1),
       num_classes=10,
@@ -165,14 +170,14 @@ def images_and_recordings(folder):
       num_queries=4,
       train_crop=RandomResizedCrop(),
     ),
-    t2x.tasks.SemanticSegmentation(
+    SemanticSegmentation(
       source=DigitScenes(train_examples=COUNT),
       image_shape=(32, 32, 1),
       num_classes=11,
       flip=True,
       train_crop=RandomResizedCrop(),
     ),
-    t2x.tasks.PictureQuestions(
+    PictureQuestions(
       source=SceneQuestions(examples={'train': COUNT, 'validation': COUNT}),
       modality=t2x.tasks.ImageModality(shape=(16, 16, 3), crop_padding=1),
       answers=('yes', 'no', *COLOURS, *SHAPES),
@@ -185,17 +190,17 @@ def images_and_recordings(folder):
       target_length=16,
       tokenizer=Bytes(),
     ),
-    t2x.tasks.PixelLM(source=Digits(), image_shape=(4, 4, 1), tokenizer=Palette(num_colours=4)),
-    t2x.tasks.PixelClassification(
+    PixelLM(source=Digits(), image_shape=(4, 4, 1), tokenizer=Palette(num_colours=4)),
+    PixelClassification(
       source=Digits(), image_shape=(4, 4, 1), tokenizer=Palette(num_colours=5), num_classes=10
     ),
-    t2x.tasks.TextToImage(
+    TextToImage(
       source=DrawnScenes(examples={'train': COUNT, 'validation': COUNT}),
       image_shape=(4, 4, 3),
       text_length=70,
       tokenizer=Palette(num_colours=4, text=Bytes()),
     ),
-    t2x.tasks.CaptionContrast(
+    CaptionContrast(
       source=DigitRows(longest=2, train_examples=COUNT),
       modality=t2x.tasks.ImageModality(shape=(8, 16, 1), crop_padding=1),
       target_length=16,
@@ -231,7 +236,7 @@ def make(folder):
     t2x.tasks.MultipleChoice(
       source=source(JsonLines, 'choices.jsonl'), length=40, context=['text'], num_choices=2, **byte
     ),
-    t2x.tasks.Contrastive(**pairs, tokenizer=Bytes()),
+    Contrastive(**pairs, tokenizer=Bytes()),
     t2x.tasks.MaskedPairs(
       source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
     ),
@@ -241,7 +246,7 @@ def make(folder):
       languages={'source': 0, 'target': 1},
       tokenizer=Bytes(),
     ),
-    t2x.tasks.VersionContrast(
+    VersionContrast(
       source=source(TextFiles, 'documents.txt', separator='\n\n'), length=32, tokenizer=Bytes()
     ),
     t2x.tasks.WordClassification(

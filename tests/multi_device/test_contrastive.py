@@ -16,9 +16,10 @@ from flax import nnx
 from loss_terms import assert_close, gradient
 from t2x.data import BabelDates, Bytes
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
-from t2x.models import Block, Encoder, Stack, Tower, TwoTower
+from t2x.models import Block, Encoder, Stack
+from t2x.domains.retrieval import Tower, TwoTower
 from t2x.parallel import Mesh
-from t2x.tasks import Contrastive
+from t2x.domains.retrieval import Contrastive
 
 part = functools.partial
 block = part(Block, mixer=part(MultiHeadAttention, num_heads=2, use_bias=False), feed_forward=part(MLP, hidden_dim=16))

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from loss_terms import assert_close
 from t2x.base.step import in_step
 from t2x.parallel import Activations, Mesh
-from t2x.tasks import PairRows, RingSigmoid, Sigmoid, SigmoidInBlocks
-from t2x.tasks.pair_losses import Scores
+from t2x.domains.retrieval import PairRows, RingSigmoid, Sigmoid, SigmoidInBlocks
+from t2x.domains.retrieval.pair_losses import Scores
 
 ROWS, DIM = 32, 12
 rng = np.random.default_rng(0)

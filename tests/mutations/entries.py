@@ -512,7 +512,7 @@ MUTATIONS = (
     'tasks-pairs-in-the-batch-of-the-run',
     'task.eval_rows or self.batch_size',
     'self.batch_size',
-    'tests/tasks/test_contrastive.py::test_evaluation_compares_the_same_pairs_whatever_the_batch',
+    'tests/domains/retrieval/test_contrastive.py::test_evaluation_compares_the_same_pairs_whatever_the_batch',
   ),
   Mutation(
     'tasks-boxes-of-nan',

@@ -11,19 +11,10 @@ from flax import nnx
 from loss_terms import gradient
 
 from t2x.data import BabelDates, Bytes, TextFiles
+from t2x.domains.retrieval import Contrastive, Tower, TwoTower
 from t2x.layers import MLP, MultiHeadAttention, PreNorm, RMSNorm, TokenEmbedding, param, relu
-from t2x.models import (
-  Block,
-  Decoder,
-  Encoder,
-  LanguageModel,
-  MultiTokenHead,
-  Output,
-  Stack,
-  Tower,
-  TwoTower,
-)
-from t2x.tasks import CausalLM, Contrastive, MultiTokenPrediction
+from t2x.models import Block, Decoder, Encoder, LanguageModel, MultiTokenHead, Output, Stack
+from t2x.tasks import CausalLM, MultiTokenPrediction
 from t2x.train.params import Blueprint
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")

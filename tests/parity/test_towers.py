@@ -11,7 +11,8 @@ import sentencepiece
 from PIL import Image
 
 from t2x.data import Bytes, ShorterSide, WholeImage, load_hub_tokenizer
-from t2x.tasks import CaptionContrast, ImageModality, Sigmoid, Softmax
+from t2x.domains.retrieval import CaptionContrast, Sigmoid, Softmax
+from t2x.tasks import ImageModality
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")

@@ -6,19 +6,11 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.data import BabelDates, Bytes, Characters, Digits, TextFiles
+from t2x.domains.retrieval import Contrastive, Retrieval, Sigmoid
 from t2x.sweeps.evaluated import evaluated
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep
-from t2x.tasks import (
-  CausalLM,
-  Contrastive,
-  ImageClassification,
-  Losses,
-  Mixture,
-  Retrieval,
-  SequenceClassification,
-  Sigmoid,
-)
+from t2x.tasks import CausalLM, ImageClassification, Losses, Mixture, SequenceClassification
 from t2x.train import Experiment
 
 IMAGES = ImageClassification(

@@ -8,7 +8,8 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.data import Bytes, Source
 from t2x.data.cache import token_rows
-from t2x.tasks import Captions, Contrastive, PrefixLM, Translation, Translations
+from t2x.domains.retrieval import Contrastive
+from t2x.tasks import Captions, PrefixLM, Translation, Translations
 
 TEXTS = [
   ('a' * n, 'b' * m) for n, m in [(3, 3), (7, 2), (2, 9), (0, 3), (5, 7), (8, 8), (1, 1), (4, 4)]

@@ -9,7 +9,8 @@ import pytest
 from loss_terms import TASKS, batch_of, model_of
 
 import t2x.tasks
-from t2x.tasks import CaptionContrast, Contrastive, MixUp, Task
+from t2x.domains.retrieval import CaptionContrast, Contrastive
+from t2x.tasks import MixUp, Task
 
 MIXED = {
   'mixed_images': dataclasses.replace(TASKS['image_classification'], mixing=MixUp(alpha=1.0))
@@ -22,7 +23,7 @@ def test_every_task_is_among_those_tested():
     for one in vars(t2x.tasks).values()
     if inspect.isclass(one) and issubclass(one, Task) and not inspect.isabstract(one)
   }
-  # Losses of pairs cannot be accumulated; see tests/tasks/test_contrastive.py.
+  # Losses of pairs cannot be accumulated; see tests/domains/retrieval/test_contrastive.py.
   assert concrete == {type(task) for task in TASKS.values()} | {CaptionContrast, Contrastive}
 
 

@@ -1,11 +1,13 @@
 """The supported families of Hugging Face models."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import shown
+from t2x.base.names import domain_modules
 from t2x.interop.families.cohere import COHERE
 from t2x.interop.families.convolutional import CONVNEXT, RESNET
 from t2x.interop.families.decoders import GPT1, GPT2, GPT_NEO, GPT_NEOX, OPT
@@ -29,7 +31,6 @@ from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
-from t2x.interop.families.towers import CLIP, SIGLIP
 from t2x.interop.families.vit import DEIT, VIT
 from t2x.interop.families.whisper import WHISPER
 from t2x.interop.families.xlm import XLM
@@ -41,7 +42,6 @@ ALL: tuple[Family, ...] = (
   ALBERT,
   BART,
   BERT,
-  CLIP,
   COHERE,
   CONVNEXT,
   DEBERTA_V2,
@@ -69,7 +69,6 @@ ALL += (
   QWEN3_MOE,
   RESNET,
   ROBERTA,
-  SIGLIP,
   SMOLLM3,
   SWIN,
   SWITCH,
@@ -78,7 +77,27 @@ ALL += (
   WHISPER,
   XLM,
 )
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in ALL}
+
+
+class Families(Mapping[str, Family]):
+  """Families by model type: those of this package, then those of the domains, whose files import this package."""
+
+  @functools.cached_property
+  def _families(self) -> dict[str, Family]:
+    domains = [family for module in domain_modules('interop') for family in module.FAMILIES]
+    return {family.model_type: family for family in (*ALL, *domains)}
+
+  def __getitem__(self, key: str) -> Family:
+    return self._families[key]
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._families)
+
+  def __len__(self) -> int:
+    return len(self._families)
+
+
+FAMILIES = Families()
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:

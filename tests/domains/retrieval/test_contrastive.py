@@ -16,29 +16,22 @@ from loss_terms import gradient
 
 from t2x.base.errors import UserError
 from t2x.data import BabelDates, Bytes, Part
-from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
-from t2x.layers.arrays import named_leaves
-from t2x.models import (
-  Block,
-  Encoder,
-  LanguageModel,
-  Stack,
-  Tower,
-  TwoTower,
-  last_token,
-  mean_tokens,
-)
-from t2x.tasks import (
+from t2x.domains.retrieval import (
   Contrastive,
-  Mixture,
   PairRows,
   Retrieval,
   RingSigmoid,
   Sigmoid,
   SigmoidInBlocks,
   Softmax,
+  Tower,
+  TwoTower,
 )
-from t2x.tasks.pair_losses import Scores
+from t2x.domains.retrieval.pair_losses import Scores
+from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
+from t2x.layers.arrays import named_leaves
+from t2x.models import Block, Encoder, LanguageModel, Stack, last_token, mean_tokens
+from t2x.tasks import Mixture
 from t2x.train import Experiment, Trainer
 from t2x.train.checks import check_evaluations
 from t2x.train.evaluation import Inference

@@ -12,9 +12,9 @@ from loss_terms import Bag, gradient
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, DeleteTokens, ReplaceTokens, ShuffleTokens
+from t2x.domains.retrieval import VersionContrast
 from t2x.layers import Input
 from t2x.models import ModelSpec
-from t2x.tasks import VersionContrast
 
 
 @pytest.fixture(scope='module')

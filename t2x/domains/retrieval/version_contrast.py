@@ -11,9 +11,9 @@ from t2x.base.ranges import NonEmpty, Text
 from t2x.data import Noise, ReplaceTokens, SentenceRows, ShuffleTokens, Tokenizer
 from t2x.data.plans import padded
 from t2x.data.tokenizers.base import Located
+from t2x.domains.retrieval.pair_losses import MASKED
 from t2x.models.losses import classification_sums
 from t2x.tasks.labelled import LabelledTask
-from t2x.tasks.pair_losses import MASKED
 
 __all__ = ['VersionContrast']
 

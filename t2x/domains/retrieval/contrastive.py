@@ -12,6 +12,7 @@ import numpy as np
 from t2x.base.ranges import NonEmpty, Size
 from t2x.data import PadPairs
 from t2x.data.sources.subset import spread
+from t2x.domains.retrieval.pair_losses import PairLoss, PairRows, Scores, Softmax
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
@@ -19,7 +20,6 @@ from t2x.tasks.base import Task
 from t2x.tasks.dropped_pairs import DroppedPairs
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.output import TaskOutput
-from t2x.tasks.pair_losses import PairLoss, PairRows, Scores, Softmax
 from t2x.tasks.text import TextTask
 
 __all__ = ['Contrastive', 'PairTask', 'Retrieval']

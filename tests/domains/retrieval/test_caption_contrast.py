@@ -15,29 +15,23 @@ from PIL import Image
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, DigitRows, ShorterSide, WholeImage
-from t2x.layers import MLP, MultiHeadAttention, PatchEmbedding, TokenEmbedding
-from t2x.models import (
-  Block,
-  Encoder,
-  Stack,
-  Tower,
-  TwoTower,
-  VectorProjection,
-  first_token,
-  last_token,
-)
-from t2x.tasks import (
+from t2x.domains.retrieval import (
   CaptionContrast,
-  ImageModality,
   PairRows,
   Retrieval,
   RingSigmoid,
   Sigmoid,
   SigmoidInBlocks,
   Softmax,
+  Tower,
+  TwoTower,
+  VectorProjection,
   ZeroShot,
 )
-from t2x.tasks.pair_losses import Scores
+from t2x.domains.retrieval.pair_losses import Scores
+from t2x.layers import MLP, MultiHeadAttention, PatchEmbedding, TokenEmbedding
+from t2x.models import Block, Encoder, Stack, first_token, last_token
+from t2x.tasks import ImageModality
 
 TASK = CaptionContrast(
   source=DigitRows(longest=1, train_examples=20),

@@ -232,3 +232,5 @@ SIGLIP = Family(
     Rule('logit_bias', ('bias',), ROW),
   ),
 )
+
+FAMILIES = (CLIP, SIGLIP)

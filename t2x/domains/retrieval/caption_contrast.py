@@ -15,12 +15,12 @@ from t2x.base.ranges import Size, Text
 from t2x.data import Tokenizer
 from t2x.data.plans import padded
 from t2x.data.sources.base import class_names
+from t2x.domains.retrieval.contrastive import PairTask
 from t2x.layers import Tokens
 from t2x.models.ranks import ROUNDING, rank
 from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Modality
-from t2x.tasks.contrastive import PairTask
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.prediction import predict
 

@@ -1,0 +1,7 @@
+"""Retrieval: two towers, contrastive losses of pairs, and the ranks of their counterparts."""
+
+from t2x.domains.retrieval.caption_contrast import *
+from t2x.domains.retrieval.contrastive import *
+from t2x.domains.retrieval.pair_losses import *
+from t2x.domains.retrieval.two_tower import *
+from t2x.domains.retrieval.version_contrast import *
