@@ -8,15 +8,12 @@ import sys
 import time
 
 import pytest
+from public_classes import public_classes
 
-import t2x.tasks
+from t2x.tasks import Task
 
 # Every task that a config can bind: a new one needs an experiment in conftest.py.
-NAMES = sorted(
-  re.sub(r'(?<=[a-z])(?=[A-Z])', '_', name).lower()
-  for name, one in vars(t2x.tasks).items()
-  if isinstance(one, type) and issubclass(one, t2x.tasks.Task) and not one.__abstractmethods__
-)
+NAMES = sorted(re.sub(r'(?<=[a-z])(?=[A-Z])', '_', name).lower() for name in public_classes(Task))
 OFTEN = ['mixture']
 RARELY = [name for name in NAMES if name not in OFTEN]
 

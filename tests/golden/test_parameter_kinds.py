@@ -1,10 +1,8 @@
 """What each parameter is, as reviewed line by line in parameter_kinds.txt."""
 
-import inspect
-
 from flax import nnx
+from public_classes import public_classes
 
-from t2x import layers, models
 from tests.golden import parameter_kinds
 
 # Base classes without parameters.
@@ -21,10 +19,5 @@ def test_every_part_is_in_the_table():
     for build in parameter_kinds.PARTS
     for _, module in nnx.iter_modules(parameter_kinds.shapes(build))
   }
-  exported = {
-    name
-    for package in (layers, models)
-    for name, value in vars(package).items()
-    if inspect.isclass(value) and issubclass(value, nnx.Module)
-  }
+  exported = {*public_classes(nnx.Module, abstract=True)}
   assert exported - built == BASES

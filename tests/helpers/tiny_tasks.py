@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from public_classes import public_classes
 
 import t2x.tasks
 from t2x.data import (
@@ -48,13 +49,7 @@ COUNT = 24
 
 def task_classes():
   """The names of the tasks that can be bound in a config."""
-  return {
-    name
-    for name, one in vars(t2x.tasks).items()
-    if isinstance(one, type)
-    and issubclass(one, t2x.tasks.Task)
-    and not getattr(one, '__abstractmethods__', None)
-  }
+  return {*public_classes(t2x.tasks.Task)}
 
 
 def write_recording(path, samples, rate=8000):

@@ -1,14 +1,13 @@
 """The weights of the loss terms, which a task gives before the forward pass."""
 
 import dataclasses
-import inspect
 
 import jax
 import numpy as np
 import pytest
 from loss_terms import TASKS, batch_of, model_of
+from public_classes import public_classes
 
-import t2x.tasks
 from t2x.domains.retrieval import CaptionContrast, Contrastive
 from t2x.tasks import MixUp, Task
 
@@ -18,11 +17,7 @@ MIXED = {
 
 
 def test_every_task_is_among_those_tested():
-  concrete = {
-    one
-    for one in vars(t2x.tasks).values()
-    if inspect.isclass(one) and issubclass(one, Task) and not inspect.isabstract(one)
-  }
+  concrete = {*public_classes(Task).values()}
   # Losses of pairs cannot be accumulated; see tests/domains/retrieval/test_contrastive.py.
   assert concrete == {type(task) for task in TASKS.values()} | {CaptionContrast, Contrastive}
 
