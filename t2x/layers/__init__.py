@@ -26,7 +26,7 @@ from t2x.layers.attention.key_values import *
 from t2x.layers.attention.masks import *
 from t2x.layers.attention.memory import *
 from t2x.layers.attention.multi_head import *
-from t2x.layers.attention.per_projection import *
+from t2x.layers.attention.projections import *
 from t2x.layers.attention.scores import *
 from t2x.layers.attention.source_attention import *
 from t2x.layers.attention.split_states import *

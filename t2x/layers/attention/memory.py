@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
-from t2x.layers.attention.per_projection import normalized
+from t2x.layers.attention.projections import normalized
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.parameters import Initializer, param

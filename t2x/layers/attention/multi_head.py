@@ -49,7 +49,7 @@ from t2x.layers.attention.key_values import (
 )
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.memory import PersistentMemory
-from t2x.layers.attention.per_projection import HeadNorms, Projection, biases_of, normalized
+from t2x.layers.attention.projections import HeadNorms, Projection, biases_of, normalized
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.building import build_context
