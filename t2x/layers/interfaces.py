@@ -232,7 +232,7 @@ class Norm(Protocol):
 
 @runtime_checkable
 class Scores(Protocol):
-  """Attention scores of queries and keys. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+  """Attention scores of queries and keys. Built as `Scores(heads, rngs=rngs)`.
 
   Attributes:
     reads: arguments that the scores depend on, of 'q', 'k', 'positions', 'scale' and 'pattern' (which keys a query

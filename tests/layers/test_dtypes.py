@@ -26,6 +26,7 @@ from t2x.layers import (
   dtypes,
   ones,
 )
+from t2x.layers.attention.projections import Heads
 from t2x.layers.dtypes import gather
 from t2x.layers.products import broadcast
 
@@ -51,7 +52,7 @@ def layers():
   tokens = TokenEmbedding(8, vocab_size=5, num_types=2, rngs=rngs)
   positions = LearnedPositions(8, max_length=1200, rngs=rngs)
   linear = Linear((8,), (8,), (None, 'embed'), init=ones(), rngs=rngs)
-  scores = RandomScores(2, 4, max_length=3, rngs=rngs)
+  scores = RandomScores(Heads(8, 2, 2, 4, 4), max_length=3, rngs=rngs)
   patches = PatchEmbedding(8, patch_size=1, channels=1, rngs=rngs)
   grid = LearnedGrid(8, height=1, width=1, rngs=rngs)
   every, images = jnp.zeros((4800, 1, 8), jnp.bfloat16), jnp.zeros((4800, 1, 1, 1), jnp.bfloat16)

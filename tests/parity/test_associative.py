@@ -28,6 +28,7 @@ from t2x.layers import (
   T5Bias,
   Tokens,
 )
+from t2x.layers.attention.projections import Heads
 from t2x.models import Block
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
@@ -191,7 +192,7 @@ def test_more_steps_retrieve_digits_whose_lower_half_is_hidden():
 
   @part(jax.jit, static_argnums=0)
   def retrieved(num_steps):
-    scores = HopfieldScores(1, 64, num_steps=num_steps, rngs=nnx.Rngs(0))
+    scores = HopfieldScores(Heads(64, 1, 1, 64, 64), num_steps=num_steps, rngs=nnx.Rngs(0))
     row = Tokens.row(20)
     dots = scores(q, k, row, row, scale=30.0, call=Call(row, Full()))
     return jax.nn.softmax(30 * dots.q[0, :, 0] @ dots.k[0, :, 0].T)

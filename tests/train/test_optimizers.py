@@ -28,6 +28,7 @@ from t2x.layers import (
   TokenEmbedding,
   XLPositions,
 )
+from t2x.layers.attention.projections import Heads
 from t2x.models import Block, Encoder, GlobalTokens, MaskedLMHead, PooledClassifier, Stack
 from t2x.train.optimizers import (
   SGD,
@@ -164,8 +165,8 @@ MODELS = {
   'lightweight': lambda: LightweightConvolution(16, num_heads=4, rngs=nnx.Rngs(0)),
   'patches': lambda: PatchEmbedding(16, patch_size=2, rngs=nnx.Rngs(0)),
   't5': lambda: T5Bias(16, num_heads=2, bidirectional=True, rngs=nnx.Rngs(0)),
-  'random': lambda: RandomScores(2, 8, max_length=4, rngs=nnx.Rngs(0)),
-  'additive': lambda: AdditiveScores(2, 8, rngs=nnx.Rngs(0)),
+  'random': lambda: RandomScores(Heads(16, 2, 2, 8, 8), max_length=4, rngs=nnx.Rngs(0)),
+  'additive': lambda: AdditiveScores(Heads(16, 2, 2, 8, 8), rngs=nnx.Rngs(0)),
   'nystrom': lambda: NystromAttention(
     16, num_heads=2, num_landmarks=4, conv_size=3, rngs=nnx.Rngs(0)
   ),
@@ -314,8 +315,8 @@ UNDECAYED = {
     ),
     {'k_null', 'v_null', 'k_conv.bias', 'v_conv.bias'},
   ),
-  'additive scores': (lambda rngs: AdditiveScores(4, 4, rngs=rngs), {'w'}),
-  'bilinear scores': (lambda rngs: BilinearScores(4, 4, rngs=rngs), set()),
+  'additive scores': (lambda rngs: AdditiveScores(Heads(16, 4, 4, 4, 4), rngs=rngs), {'w'}),
+  'bilinear scores': (lambda rngs: BilinearScores(Heads(16, 4, 4, 4, 4), rngs=rngs), set()),
   'centroids': (
     lambda rngs: RoutingAttention(
       16, num_heads=4, num_clusters=2, window=3, use_bias=False, out_bias=False, rngs=rngs
@@ -326,7 +327,10 @@ UNDECAYED = {
     lambda rngs: HyperConnections(16, norm=RMSNorm, rngs=rngs),
     {'norm.scale', 'read', 'mix', 'write'},
   ),
-  'talking heads': (lambda rngs: TalkingHeads(4, 4, rngs=rngs), {'before', 'after'}),
+  'talking heads': (
+    lambda rngs: TalkingHeads(Heads(16, 4, 4, 4, 4), rngs=rngs),
+    {'before', 'after'},
+  ),
   'global tokens': (
     lambda rngs: GlobalTokens(
       16, n=3, embedding=functools.partial(TokenEmbedding, vocab_size=30), rngs=rngs
@@ -352,7 +356,9 @@ def test_vectors_and_neutral_elements_are_not_decayed(name):
 
 
 def test_muon_makes_the_matrix_of_each_head_of_bilinear_scores_orthogonal():
-  infos = Blueprint(jax.eval_shape(lambda: BilinearScores(3, 8, rngs=nnx.Rngs(0)))).infos
+  infos = Blueprint(
+    jax.eval_shape(lambda: BilinearScores(Heads(24, 3, 3, 8, 8), rngs=nnx.Rngs(0)))
+  ).infos
   # Far from singular: few iterations do not raise singular values near 0.
   gradient = np.float32(5 * np.eye(8) + np.random.default_rng(0).normal(size=(3, 8, 8)))
   start = {'w': np.zeros((3, 8, 8), np.float32)}

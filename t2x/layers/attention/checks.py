@@ -74,12 +74,6 @@ def check_length(part: Scores | PositionEncoding, length: int) -> None:
     )
 
 
-def check_kv_heads(name: str, num_heads: int, num_kv_heads: int) -> None:
-  """Raises UserError if query heads cannot share key-value heads equally."""
-  if num_kv_heads < 1 or num_heads % num_kv_heads:
-    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')
-
-
 def check_settings(
   name: str,
   scores: Scores,

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Size
+from t2x.layers.attention.projections import Heads
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward.activations import sigmoid
 from t2x.layers.initializers import normal, xavier_uniform, zeros
@@ -22,7 +22,8 @@ __all__ = ['DifferentialHeads', 'GatedHeads', 'HeadOutputs', 'NormedHeads', 'Sca
 
 @runtime_checkable
 class HeadOutputs(Protocol):
-  """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, value_dim, rngs=rngs)`."""
+  """Transforms the outputs of the heads. Built as `HeadOutputs(heads, rngs=rngs)` with the sizes
+  `heads` of the layer."""
 
   @property
   def shape(self) -> tuple[int, int] | None:
@@ -50,9 +51,7 @@ class GatedHeads(nnx.Module):
   https://arxiv.org/abs/2505.06708, with a sigmoid).
 
   Args:
-    d_model: width of the attention layer's input.
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     activation: elementwise function of the gates; `silu` in RetNet (https://arxiv.org/abs/2307.08621).
     bias_init: initialiser of a bias of the gates, such as `ones`, with which AlphaFold's gates start open. None: no
       bias.
@@ -66,9 +65,7 @@ class GatedHeads(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     activation: Callable[[Array], Array] = sigmoid,
     bias_init: Initializer | None = None,
@@ -76,9 +73,9 @@ class GatedHeads(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.activation = activation
-    axes, shape = ('embed', *self.axes), (num_heads, head_dim)[: len(self.axes)]
+    axes, shape = ('embed', *self.axes), (heads.num_heads, heads.value_dim)[: len(self.axes)]
     self.gate = Linear(
-      (d_model,),
+      (heads.d_model,),
       shape,
       axes,
       init=kernel_init,
@@ -106,8 +103,7 @@ class NormedHeads(nnx.Module):
   projection.
 
   Args:
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     norm: builds the norm over num_heads * head_dim features.
   """
 
@@ -116,14 +112,12 @@ class NormedHeads(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     norm: Callable[..., Norm] = LayerNorm,
     rngs: nnx.Rngs,
   ):
-    self.norm = norm_over('features', norm, num_heads * head_dim, rngs)
+    self.norm = norm_over('features', norm, heads.num_heads * heads.value_dim, rngs)
 
   def __call__(self, y, x, call):
     return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
@@ -137,8 +131,8 @@ class DifferentialHeads(nnx.Module):
   Both heads of a pair must have the same values: `MultiHeadAttention.key_values = @SharedValues`.
 
   Args:
-    num_heads: number of heads; even.
-    value_dim: features per head, twice those of a query; q1, k1, q2 and k2 have half of them.
+    heads: sizes of the attention layer; its number of heads is even, and values have twice the features of queries. q1,
+      k1, q2 and k2 have half the features of values.
     norm: builds the norm of each difference. None: `RMSNorm` without a scale, as in the paper.
     init: initialiser of q1, k1, q2 and k2.
   """
@@ -148,14 +142,13 @@ class DifferentialHeads(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_heads: Size,
-    value_dim: Size,
+    heads: Heads,
     *,
     norm: Callable[..., Norm] | None = None,
     init: Initializer = normal(0.1),
     rngs: nnx.Rngs,
   ):
+    num_heads, value_dim = heads.num_heads, heads.value_dim
     if num_heads % 2 or value_dim % 2:
       raise UserError(
         f'DifferentialHeads subtracts pairs of heads: num_heads = {num_heads} and value_dim = {value_dim} must be even'

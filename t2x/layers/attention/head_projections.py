@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
+from t2x.layers.attention.projections import Heads, head_projection, output_projection
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
@@ -18,44 +19,7 @@ from t2x.layers.tokens import RowLayout, Tokens
 
 Hidden = Float[Array, 'batch length d_model']
 # Features of each head, such as queries.
-Heads = Float[Array, 'batch length heads head_dim']
-
-
-def head_projection(
-  d_model: int,
-  heads: tuple[int, int],
-  init: Initializer,
-  use_bias: bool,
-  rngs: nnx.Rngs,
-  axis: str = 'heads',
-) -> Linear:
-  """Returns a projection of d_model features to `heads`, (num_heads, head_dim)."""
-  axes = ('embed', axis, 'head_dim')
-  return Linear((d_model,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
-
-
-def query_projection(
-  d_model: int,
-  num_heads: int,
-  head_dim: int,
-  use_bias: bool,
-  init: Initializer,
-  *,
-  rngs: nnx.Rngs,
-) -> Linear:
-  """Returns the projection to queries, as `Queries` is built."""
-  return head_projection(d_model, (num_heads, head_dim), init, use_bias, rngs)
-
-
-def head_size(part: Any, d_model: int, num_heads: int, head_dim: int | None) -> int:
-  """Returns the features per head of a part; None: d_model / num_heads."""
-  if head_dim is None and d_model % num_heads:
-    name = type(part).__name__
-    raise UserError(
-      f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose a divisor or set '
-      f'{name}.head_dim'
-    )
-  return head_dim or d_model // num_heads
+HeadFeatures = Float[Array, 'batch length heads head_dim']
 
 
 class HeadProjections(nnx.Module):
@@ -100,18 +64,11 @@ class HeadProjections(nnx.Module):
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
-    heads = num_heads, head_size(self, d_model, num_heads, head_dim)
-    self.num_heads, self.head_dim = heads
+    heads, out_init = Heads.of(self, d_model, num_heads, head_dim=head_dim), out_init or kernel_init
+    self.num_heads, self.head_dim = heads.queries
     for name in self.projections:
-      setattr(self, name, head_projection(d_model, heads, kernel_init, use_bias, rngs))
-    self.out = Linear(
-      heads,
-      (d_model,),
-      ('heads', 'head_dim', 'embed'),
-      init=out_init or kernel_init,
-      use_bias=out_bias,
-      rngs=rngs,
-    )
+      setattr(self, name, head_projection(d_model, heads.queries, kernel_init, use_bias, rngs))
+    self.out = output_projection(heads.queries, d_model, out_init, out_bias, rngs)
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
@@ -122,18 +79,18 @@ class HeadProjections(nnx.Module):
       'out evaluations that generate, or use MultiHeadAttention'
     )
 
-  def project(self, x: Hidden) -> tuple[Heads, Heads, Heads]:
+  def project(self, x: Hidden) -> tuple[HeadFeatures, HeadFeatures, HeadFeatures]:
     """Returns the queries, keys and values of `x`."""
     q = constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
     return q, k, v
 
-  def rows(self, x: Hidden) -> list[Heads]:
+  def rows(self, x: Hidden) -> list[HeadFeatures]:
     """Returns the input projections of `x`, of complete rows on each device."""
     inputs = (getattr(self, name)(x) for name in self.projections)
     return [constrain(a, 'batch', None, 'heads', None) for a in inputs]
 
-  def output(self, y: Heads) -> Hidden:
+  def output(self, y: HeadFeatures) -> Hidden:
     """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))
 
@@ -160,7 +117,7 @@ class WholeRow(HeadProjections):
     return Result(self.output(nan_for_several_segments(y, call.tokens)))
 
   @abc.abstractmethod
-  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Returns the outputs of the heads; padding must not change those of tokens."""
 
 

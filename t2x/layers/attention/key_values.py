@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.cache import KeyValueCache
+from t2x.layers.attention.projections import Heads, head_projection
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
@@ -28,7 +29,7 @@ Stored = tuple[Array | None, Array]
 @runtime_checkable
 class KeyValues(Protocol):
   """Keys and values of an attention layer. Built as
-  `KeyValues(d_model, num_kv_heads, head_dim, value_dim, use_bias, kernel_init, rngs=rngs)`.
+  `KeyValues(heads, use_bias, kernel_init, rngs=rngs)` with the sizes `heads` of the layer.
 
   """
 
@@ -65,7 +66,7 @@ class KeyValues(Protocol):
 @runtime_checkable
 class Queries(Protocol):
   """Queries of an attention layer. Built as
-  `Queries(d_model, num_heads, head_dim, use_bias, kernel_init, rngs=rngs)`."""
+  `Queries(heads, use_bias, kernel_init, rngs=rngs)` with the sizes `heads` of the layer."""
 
   def __call__(self, x: Hidden) -> Float[Array, 'batch length heads head_dim']:
     """Returns the queries before rotation."""
@@ -111,10 +112,7 @@ class LatentKeyValues(nnx.Module):
   The first `rotated_dim` features of the queries are rotated, too (the published weights have them last).
 
   Args:
-    d_model: width of the attention layer's input.
-    num_kv_heads: number of heads.
-    head_dim: features per key, including the rotated features.
-    value_dim: features per value.
+    heads: sizes of the attention layer.
     use_bias: whether the projections to the latent vector and to the rotated key have biases.
     kernel_init: initialiser of the projections.
     rank: size of the latent vector.
@@ -129,10 +127,7 @@ class LatentKeyValues(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
@@ -141,24 +136,24 @@ class LatentKeyValues(nnx.Module):
     norm: Callable[..., Norm] = RMSNorm,
     rngs: nnx.Rngs,
   ):
-    if rotated_dim >= head_dim:
+    if rotated_dim >= heads.head_dim:
       raise UserError(
         f'LatentKeyValues.rotated_dim = {rotated_dim} leaves no feature of a key to the latent '
-        f'vector: choose less than head_dim = {head_dim}'
+        f'vector: choose less than head_dim = {heads.head_dim}'
       )
     self.rotated_dim, self.shapes = rotated_dim, ((1, rotated_dim), (1, rank))
 
     def down(size: int, axis: str) -> Linear:
       axes = 'embed', axis
-      return Linear((d_model,), (size,), axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+      return Linear((heads.d_model,), (size,), axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
 
     def up(size: int) -> Linear:
-      axes, shape = ('rank', 'kv_heads', 'head_dim'), (num_kv_heads, size)
-      return Linear((rank,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+      shape = heads.num_kv_heads, size
+      return head_projection(rank, shape, kernel_init, False, rngs, 'kv_heads', 'rank')
 
     self.latent, self.rotated = down(rank, 'rank'), down(rotated_dim, 'head_dim')
     self.norm = norm_over('rank', norm, rank, rngs)
-    self.k, self.v = up(head_dim - rotated_dim), up(value_dim)
+    self.k, self.v = up(heads.head_dim - rotated_dim), up(heads.value_dim)
 
   def project(self, x: Hidden, call: Call) -> Stored:
     """Returns the rotated key and the normalised latent vector, each with one head."""
@@ -181,9 +176,7 @@ class LowRankQueries(nnx.Module):
   (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.3).
 
   Args:
-    d_model: width of the attention layer's input.
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     use_bias: whether W_a has a bias.
     kernel_init: initialiser of both projections.
     rank: width between the projections.
@@ -194,9 +187,7 @@ class LowRankQueries(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
@@ -204,11 +195,10 @@ class LowRankQueries(nnx.Module):
     norm: Callable[..., Norm] = RMSNorm,
     rngs: nnx.Rngs,
   ):
-    axes, heads = ('rank', 'heads', 'head_dim'), (num_heads, head_dim)
-    down = 'embed', 'rank'
-    self.down = Linear((d_model,), (rank,), down, init=kernel_init, use_bias=use_bias, rngs=rngs)
+    inputs, axes = (heads.d_model,), ('embed', 'rank')
+    self.down = Linear(inputs, (rank,), axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
     self.norm = norm_over('rank', norm, rank, rngs)
-    self.up = Linear((rank,), heads, axes, init=kernel_init, use_bias=False, rngs=rngs)
+    self.up = head_projection(rank, heads.queries, kernel_init, False, rngs, input_axis='rank')
 
   def __call__(self, x):
     return self.up(self.norm(self.down(x)))
@@ -219,10 +209,7 @@ class SharedValues(nnx.Module):
   (https://arxiv.org/abs/2410.05258), whose values are twice as wide as its keys.
 
   Args:
-    d_model: width of the attention layer's input.
-    num_kv_heads: number of key heads.
-    head_dim: features per key.
-    value_dim: features per value.
+    heads: sizes of the attention layer.
     use_bias: whether the projections have biases.
     kernel_init: initialiser of the projections.
     sharing: number of key heads that share a value head.
@@ -235,28 +222,25 @@ class SharedValues(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
     sharing: Size = 2,
     rngs: nnx.Rngs,
   ):
+    num_kv_heads = heads.num_kv_heads
     if num_kv_heads % sharing:
       raise UserError(
         f'SharedValues.sharing = {sharing} does not divide the {num_kv_heads} key heads: choose a divisor'
       )
     self.sharing = sharing
-    self.shapes = (num_kv_heads, head_dim), (num_kv_heads // sharing, value_dim)
+    self.shapes = heads.keys, (num_kv_heads // sharing, heads.value_dim)
 
-    def project(shape: tuple[int, int]) -> Linear:
-      axes = 'embed', 'kv_heads', 'head_dim'
-      return Linear((d_model,), shape, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
-
-    self.k, self.v = map(project, self.shapes)
+    self.k, self.v = (
+      head_projection(heads.d_model, shape, kernel_init, use_bias, rngs, 'kv_heads')
+      for shape in self.shapes
+    )
 
   def project(self, x: Hidden, call: Call) -> Stored:
     """Returns the rotated keys, and the values without copies."""

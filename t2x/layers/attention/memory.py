@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
-from t2x.layers.attention.projections import normalized
+from t2x.layers.attention.projections import Heads, normalized
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.parameters import Initializer, param
@@ -23,26 +23,22 @@ class PersistentMemory(nnx.Module):
   dense attention supports them.
 
   Args:
-    num_kv_heads: number of key heads.
-    head_dim: features per key.
-    value_dim: features per value.
+    heads: sizes of the attention layer.
     num: number of keys.
     init: initialiser of keys and values.
   """
 
   def __init__(
     self,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    heads: Heads,
     *,
     num: Size,
     init: Initializer = normal(1.0),
     rngs: nnx.Rngs,
   ):
     axes = None, 'kv_heads', 'head_dim'
-    self.k = param(init, (num, num_kv_heads, head_dim), axes, rngs, kind='vector')
-    self.v = param(init, (num, num_kv_heads, value_dim), axes, rngs, kind='vector')
+    self.k = param(init, (num, *heads.keys), axes, rngs, kind='vector')
+    self.v = param(init, (num, *heads.values), axes, rngs, kind='vector')
 
   def __call__(
     self, dtype: Any, norm: Norm | None, joint: bool

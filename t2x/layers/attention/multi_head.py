@@ -16,20 +16,13 @@ from t2x.layers.attention.cache import InputMemory, KeyValueCache, SourceCache, 
 from t2x.layers.attention.checks import (
   check_cacheable,
   check_encoding,
-  check_kv_heads,
   check_length,
   check_replaced,
   check_settings,
   check_source_parts,
 )
 from t2x.layers.attention.head_outputs import HeadOutputs
-from t2x.layers.attention.head_projections import (
-  check_no_source,
-  head_projection,
-  head_size,
-  query_projection,
-  source_of,
-)
+from t2x.layers.attention.head_projections import check_no_source, source_of
 from t2x.layers.attention.kernels import (
   AttentionInputs,
   Auto,
@@ -49,14 +42,23 @@ from t2x.layers.attention.key_values import (
 )
 from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.memory import PersistentMemory
-from t2x.layers.attention.projections import HeadNorms, Projection, biases_of, normalized
+from t2x.layers.attention.projections import (
+  HeadNorms,
+  Heads,
+  Projection,
+  biases_of,
+  head_projection,
+  normalized,
+  output_projection,
+  query_projection,
+)
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Scores, Source, Sublayer
-from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.parameters import Initializer
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 from t2x.layers.tokens import Tokens
 
@@ -133,10 +135,8 @@ class MultiHeadAttention(nnx.Module):
     rngs: nnx.Rngs,
   ):
     name, self.reads_source = type(self).__name__, build_context().reads_source
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    head_dim = head_size(self, d_model, num_heads, head_dim)
-    check_kv_heads(name, num_heads, num_kv_heads)
-    self.scores = scores(num_heads, head_dim, rngs=rngs)
+    self.heads = heads = Heads.of(self, d_model, num_heads, num_kv_heads, head_dim, value_dim)
+    self.scores = heads.build(scores, rngs=rngs)
     reads = self.score_inputs
     check_settings(name, self.scores, reads, scale, queries, memory)
     replaced = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm, 'value_init': value_init}
@@ -145,26 +145,23 @@ class MultiHeadAttention(nnx.Module):
     biases = biases_of(name, use_bias, projected, key_values)
     own = projected if key_values is None else frozenset({'q'})
     norms = HeadNorms.of(name, qk_norm, joint_qk_norm, head_norms or {}, own)
-    self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-    self.value_dim = value_dim or head_dim
     self.kernel, self.dropout_rate = kernel, dropout_rate
-    self.scale = head_dim**-0.5 if scale is None else scale
-    q, k, v = (num_heads, head_dim), (num_kv_heads, head_dim), (num_kv_heads, self.value_dim)
-    sizes: Any = d_model, *q, 'q' in biases, kernel_init
-    self.q: Any = (queries or query_projection)(*sizes, rngs=rngs) if 'q' in own else None
+    self.scale = heads.head_dim**-0.5 if scale is None else scale
     project = functools.partial(head_projection, d_model, rngs=rngs, axis='kv_heads')
-    self.k: Any = project(k, kernel_init, 'k' in biases) if 'k' in own else None
-    self.v: Any = project(v, value_init or kernel_init, 'v' in biases) if 'v' in own else None
-    sizes = d_model, *k, self.value_dim, 'k' in biases, kernel_init
-    self.key_values = key_values and key_values(*sizes, rngs=rngs)
-    self.head_outputs = head_outputs and head_outputs(d_model, num_heads, self.value_dim, rngs=rngs)
-    outputs = (self.head_outputs and self.head_outputs.shape) or (num_heads, self.value_dim)
-    axes, init = ('heads', 'head_dim', 'embed'), out_init or kernel_init
-    self.out = Linear(outputs, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
+    build_q = queries or query_projection
+    q = heads.build(build_q, 'q' in biases, kernel_init, rngs=rngs) if 'q' in own else None
+    self.q: Any = q
+    self.k: Any = project(heads.keys, kernel_init, 'k' in biases) if 'k' in own else None
+    v_init = value_init or kernel_init
+    self.v: Any = project(heads.values, v_init, 'v' in biases) if 'v' in own else None
+    self.key_values = key_values and heads.build(key_values, 'k' in biases, kernel_init, rngs=rngs)
+    self.head_outputs = head_outputs and heads.build(head_outputs, rngs=rngs)
+    outputs = (self.head_outputs and self.head_outputs.shape) or (num_heads, heads.value_dim)
+    self.out = output_projection(outputs, d_model, out_init or kernel_init, out_bias, rngs)
     self.has_joint_norm = norms.joint
-    self.q_norm, self.k_norm, self.v_norm = norms.build(q, k, v, rngs)
-    self.memory = memory and memory(*k, self.value_dim, rngs=rngs)
-    self.values = values and values(*v, rngs=rngs)
+    self.q_norm, self.k_norm, self.v_norm = norms.build(heads, rngs)
+    self.memory = memory and heads.build(memory, rngs=rngs)
+    self.values = values and heads.build(values, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:
@@ -225,8 +222,7 @@ class MultiHeadAttention(nnx.Module):
     """The part that computes keys and values, of `key_values` or of the layer's own projections."""
     if self.key_values is not None:
       return self.key_values
-    keys = None if self.k is None else (self.num_kv_heads, self.head_dim)
-    shapes = keys, (self.num_kv_heads, self.value_dim)
+    shapes = None if self.k is None else self.heads.keys, self.heads.values
     return OwnKeyValues(None if self.k is None else self._keys, self._values, shapes)
 
   def __call__(
@@ -254,7 +250,7 @@ class MultiHeadAttention(nnx.Module):
       inputs = self._source_inputs(x, source_of(self, call.source), call, cache)
     else:
       inputs, cache, extras = self._own_inputs(x, call, cache)
-    y = self.kernel(inputs).reshape(*x.shape[:2], self.num_heads, -1)
+    y = self.kernel(inputs).reshape(*x.shape[:2], self.heads.num_heads, -1)
     if self.head_outputs is not None:
       y = self.head_outputs(y, x, call)
     y = self.out(constrain(y, 'batch', 'length', 'heads', None))

@@ -1,6 +1,8 @@
 """Settings of attention that queries, keys and values may have apart: norms of each head, and biases."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,13 +15,129 @@ from t2x.layers.building import build_context, building
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import stacked
 from t2x.layers.norms import LayerNorm, norm_over
+from t2x.layers.parameters import Initializer, Linear
 
 __all__ = ['PerHead']
 
 # A projection of attention.
 Projection = Literal['q', 'k', 'v']
-# Their number, and the features of each.
-Heads = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+  """Sizes of an attention layer, from which its parts are built.
+
+  Attributes:
+    d_model: width of the input and output.
+    num_heads: number of query heads.
+    num_kv_heads: number of key-value heads.
+    head_dim: features per query and key.
+    value_dim: features per value.
+  """
+
+  d_model: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  value_dim: int
+
+  @classmethod
+  def of(
+    cls,
+    part: Any,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    value_dim: int | None = None,
+  ) -> 'Heads':
+    """Returns the sizes of the settings of a part: num_kv_heads is num_heads if it is None, head_dim is
+    d_model / num_heads, and value_dim is head_dim.
+
+    Raises:
+      UserError: num_heads does not divide d_model and head_dim is None, or num_kv_heads does not divide num_heads.
+    """
+    name, num_kv_heads = type(part).__name__, num_heads if num_kv_heads is None else num_kv_heads
+    if head_dim is None and d_model % num_heads:
+      raise UserError(
+        f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose a divisor or set '
+        f'{name}.head_dim'
+      )
+    head_dim = head_dim or d_model // num_heads
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+      raise UserError(
+        f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}'
+      )
+    return cls(d_model, num_heads, num_kv_heads, head_dim, value_dim or head_dim)
+
+  @property
+  def queries(self) -> tuple[int, int]:
+    """Number of query heads, and features of each."""
+    return self.num_heads, self.head_dim
+
+  @property
+  def keys(self) -> tuple[int, int]:
+    """Number of key heads, and features of each."""
+    return self.num_kv_heads, self.head_dim
+
+  @property
+  def values(self) -> tuple[int, int]:
+    """Number of value heads, and features of each."""
+    return self.num_kv_heads, self.value_dim
+
+  def build(self, part: Callable[..., Any], *arguments: Any, rngs: nnx.Rngs) -> Any:
+    """Builds a part of attention, `part(heads, *arguments, rngs=rngs)`.
+
+    Raises:
+      UserError: the constructor has the arguments of an older version.
+    """
+    cls = part.func if isinstance(part, functools.partial) else part
+    if isinstance(cls, type):
+      _check_constructor(cls, 1 + len(arguments))
+    return part(self, *arguments, rngs=rngs)
+
+
+@functools.cache
+def _check_constructor(cls: type, number: int) -> None:
+  """Raises UserError if a class needs more than `number` positional arguments, as parts did before `Heads`."""
+  parameters = [*inspect.signature(getattr(cls, '__init__')).parameters.values()][1:]  # noqa: B009
+  by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  needed = [p.name for p in parameters if p.kind in by_position and p.default is p.empty]
+  if len(needed) > number:
+    new = ', '.join(['heads', 'use_bias', 'kernel_init'][:number])
+    raise UserError(
+      f'{cls.__name__}.__init__(self, {", ".join(needed)}, ...) has the sizes of an older version: write '
+      f'__init__(self, {new}, ...) and read heads.num_heads, heads.head_dim and the other sizes of Heads'
+    )
+
+
+def head_projection(
+  inputs: int,
+  heads: tuple[int, int],
+  init: Initializer,
+  use_bias: bool,
+  rngs: nnx.Rngs,
+  axis: str = 'heads',
+  input_axis: str = 'embed',
+) -> Linear:
+  """Returns a projection of `inputs` features to `heads`, (number of heads, features of each)."""
+  axes = (input_axis, axis, 'head_dim')
+  return Linear((inputs,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
+def output_projection(
+  heads: tuple[int, int], d_model: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs
+) -> Linear:
+  """Returns the projection of all heads to d_model features."""
+  axes = ('heads', 'head_dim', 'embed')
+  return Linear(heads, (d_model,), axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
+def query_projection(
+  heads: Heads, use_bias: bool, kernel_init: Initializer, *, rngs: nnx.Rngs
+) -> Linear:
+  """Returns the projection to queries, as `Queries` is built."""
+  return head_projection(heads.d_model, heads.queries, kernel_init, use_bias, rngs)
 
 
 class PerHead(nnx.Module):
@@ -91,12 +209,12 @@ class HeadNorms:
       )
     return cls(builders, joint_qk_norm is not None)
 
-  def build(self, q: Heads, k: Heads, v: Heads, rngs: nnx.Rngs) -> list[Norm | None]:
-    """Builds the norms of queries, keys and values with (heads, features per head) each."""
+  def build(self, heads: Heads, rngs: nnx.Rngs) -> list[Norm | None]:
+    """Builds the norms of queries, keys and values."""
     return [
-      self._norm('q', 'heads', *q, rngs),
-      self._norm('k', 'kv_heads', *k, rngs),
-      self._norm('v', 'kv_heads', *v, rngs),
+      self._norm('q', 'heads', *heads.queries, rngs),
+      self._norm('k', 'kv_heads', *heads.keys, rngs),
+      self._norm('v', 'kv_heads', *heads.values, rngs),
     ]
 
   def _norm(

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from t2x.base.ranges import Positive, Size
 from t2x.layers.attention.kernels.auto import Auto
 from t2x.layers.attention.kernels.base import AttentionInputs, DotProduct, Logits, softmax_dtype
+from t2x.layers.attention.projections import Heads
 from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Scores
@@ -55,7 +56,7 @@ class DotProductScores(_PairScores):
   """Scaled dot products, scale q k' (https://arxiv.org/abs/1706.03762).
 
   Args:
-    num_heads: number of query heads.
+    heads: sizes of the attention layer.
     soft_cap: replaces scores s by soft_cap * tanh(s / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
       None: no cap.
     sink: initialiser of a learned logit without a value in the softmax of each head (gpt-oss; attention
@@ -66,8 +67,7 @@ class DotProductScores(_PairScores):
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     soft_cap: Positive | None = None,
     sink: Initializer | None = None,
@@ -75,7 +75,7 @@ class DotProductScores(_PairScores):
   ):
     self.soft_cap = soft_cap
     self.sink = sink and param(
-      sink, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True
+      sink, (heads.num_heads,), ('heads',), rngs, kind='vector', keep_float32=True
     )
 
   def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
@@ -92,15 +92,14 @@ class CosineScores(_PairScores):
   supports these scores. They do not read `MultiHeadAttention.scale`.
 
   Args:
-    num_heads: number of query heads.
+    heads: sizes of the attention layer.
     factor: initial value of the factor.
     max_factor: maximum of the factor.
   """
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     factor: Positive = 10.0,
     max_factor: Positive = 100.0,
@@ -108,7 +107,7 @@ class CosineScores(_PairScores):
   ):
     self.max_factor = max_factor
     init = nnx.initializers.constant(math.log(factor))
-    self.logit = param(init, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True)
+    self.logit = param(init, (heads.num_heads,), ('heads',), rngs, kind='vector', keep_float32=True)
 
   def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
     """Returns queries and keys, normalised in float32, as `DotProduct`."""
@@ -133,7 +132,7 @@ class HopfieldScores(_PairScores):
 
   reads = frozenset({'q', 'k', 'scale', 'pattern'})
 
-  def __init__(self, num_heads: Size, head_dim: Size, *, num_steps: Size, rngs: nnx.Rngs):
+  def __init__(self, heads: Heads, *, num_steps: Size, rngs: nnx.Rngs):
     self.num_steps = num_steps
 
   def __call__(self, q, k, q_tokens, k_tokens, *, scale, call):
@@ -154,17 +153,17 @@ class TalkingHeads(_PairScores):
   kept in memory.
 
   Args:
-    num_heads: number of query heads.
+    heads: sizes of the attention layer.
   """
 
   reads = frozenset({'q', 'k', 'scale'})
 
-  def __init__(self, num_heads: Size, head_dim: Size, *, rngs: nnx.Rngs):
+  def __init__(self, heads: Heads, *, rngs: nnx.Rngs):
     def identity(key, shape, dtype):
-      return jnp.eye(num_heads, dtype=dtype)
+      return jnp.eye(heads.num_heads, dtype=dtype)
 
     def mixture():
-      shape, axes = (num_heads, num_heads), ('mixed_heads', 'heads')
+      shape, axes = (heads.num_heads, heads.num_heads), ('mixed_heads', 'heads')
       return param(identity, shape, axes, rngs, kind='identity', keep_float32=True)
 
     self.before, self.after = mixture(), mixture()
@@ -188,23 +187,21 @@ class AdditiveScores(_PairScores):
   scores do not read `MultiHeadAttention.scale`.
 
   Args:
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     activation: elementwise function.
     init: initialiser of w [num_heads, head_dim].
   """
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     activation: Callable[[Array], Array] = jnp.tanh,
     init: Initializer = variance_scaling(1.0, 'fan_out', 'normal'),
     rngs: nnx.Rngs,
   ):
     self.activation = activation
-    self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
+    self.w = param(init, heads.queries, ('heads', 'head_dim'), rngs, kind='vector')
 
   def pairs(self, q: Array, k: Array, scale: float) -> Logits:
     """Returns the scores of all pairs, in float32 or wider."""
@@ -224,21 +221,20 @@ class BilinearScores(_PairScores):
   `MultiHeadAttention.scale`.
 
   Args:
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     init: initialiser of each W [head_dim, head_dim].
   """
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    shape, axes = (num_heads, head_dim, head_dim), ('heads', 'head_dim', 'head_dim')
-    self.w = param(init, shape, axes, rngs, matrix=(head_dim, head_dim))
+    matrix = heads.head_dim, heads.head_dim
+    shape, axes = (heads.num_heads, *matrix), ('heads', 'head_dim', 'head_dim')
+    self.w = param(init, shape, axes, rngs, matrix=matrix)
 
   def pairs(self, q: Array, k: Array, scale: float) -> DotProduct:
     """Returns q W and the keys as `DotProduct`; the kernel computes the products."""

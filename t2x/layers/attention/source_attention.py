@@ -15,6 +15,7 @@ from t2x.layers.attention.cache import SourceCache, source_queries
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.attention.kernels import AttentionInputs, Auto, Dense
 from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.projections import Heads
 from t2x.layers.attention.scores import AdditiveScores, DotProductScores
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
@@ -113,7 +114,7 @@ class SourceAttention(_OneHead):
     rngs: nnx.Rngs,
   ):
     features = head_dim or d_model
-    self.scores = scores(1, features, rngs=rngs)
+    self.scores = Heads(d_model, 1, 1, features, d_model).build(scores, rngs=rngs)
     if not self.scores.reads <= {'q', 'k', 'scale'}:
       name = type(self.scores).__name__
       raise UserError(
@@ -159,7 +160,7 @@ class FixedVector(_OneHead):
   def __init__(
     self, d_model: int, *, vector: Callable[..., LastVector] = LastVector, rngs: nnx.Rngs
   ):
-    self.scores = DotProductScores(1, 1, rngs=rngs)
+    self.scores = DotProductScores(Heads(d_model, 1, 1, 1, d_model), rngs=rngs)
     self.vector = vector(d_model, rngs=rngs)
 
   def keys_and_values(self, source: Source) -> tuple[Array, Array]:
@@ -199,7 +200,7 @@ class ConvS2SAttention(_OneHead):
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self.scores = DotProductScores(1, d_model, rngs=rngs)
+    self.scores = DotProductScores(Heads(d_model, 1, 1, d_model, d_model), rngs=rngs)
     settings: dict[str, Any] = {
       'init': kernel_init,
       'use_bias': use_bias,

@@ -1,6 +1,8 @@
 """Key-value attention (Daniluk et al. 2017, https://arxiv.org/abs/1702.04521): each token is cut into parts for keys,
 values and the prediction, of which the states of a recurrent language model otherwise serve all three."""
 
+import math
+
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -8,8 +10,8 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_outputs import HeadOutputs
-from t2x.layers.attention.head_projections import head_projection
 from t2x.layers.attention.key_values import Hidden, KeyValues, Queries, Stored, rotated_keys
+from t2x.layers.attention.projections import Heads, head_projection
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer
 from t2x.layers.tokens import Tokens
@@ -21,9 +23,7 @@ class SplitQueries(nnx.Module):
   """Queries that are projections of the first of equal parts of a token.
 
   Args:
-    d_model: width of the attention layer's input.
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     use_bias: whether the projection has a bias.
     kernel_init: initialiser of the projection.
     num_parts: number of parts.
@@ -33,18 +33,15 @@ class SplitQueries(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
     num_parts: Size,
     rngs: nnx.Rngs,
   ):
-    self.size = _size_of(self, d_model, num_parts)
-    heads = num_heads, head_dim
-    self.projection = head_projection(self.size, heads, kernel_init, use_bias, rngs)
+    self.size = _size_of(self, heads.d_model, num_parts)
+    self.projection = head_projection(self.size, heads.queries, kernel_init, use_bias, rngs)
 
   def __call__(self, x):
     return self.projection(x[..., : self.size])
@@ -58,10 +55,7 @@ class SplitKeyValues(nnx.Module):
   values are the token itself.
 
   Args:
-    d_model: width of the attention layer's input.
-    num_kv_heads: number of key-value heads.
-    head_dim: features per key.
-    value_dim: features per value; num_kv_heads * value_dim is the size of a part.
+    heads: sizes of the attention layer.
     use_bias: whether the projection of keys has a bias.
     kernel_init: initialiser of the projection of keys.
     num_parts: number of parts.
@@ -74,26 +68,23 @@ class SplitKeyValues(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
     num_parts: Size,
     rngs: nnx.Rngs,
   ):
-    self.size = _size_of(self, d_model, num_parts)
-    if num_kv_heads * value_dim != self.size:
+    self.size = _size_of(self, heads.d_model, num_parts)
+    if math.prod(heads.values) != self.size:
       raise UserError(
-        f'SplitKeyValues has values of {self.size} features in all, but MultiHeadAttention {num_kv_heads} heads of '
-        f'{value_dim}: set MultiHeadAttention.value_dim = d_model / num_parts / num_kv_heads'
+        f'SplitKeyValues has values of {self.size} features in all, but MultiHeadAttention '
+        f'{heads.num_kv_heads} heads of {heads.value_dim}: set MultiHeadAttention.value_dim = '
+        'd_model / num_parts / num_kv_heads'
       )
     self.first = self.size if num_parts > 1 else 0
-    self.shapes = (num_kv_heads, head_dim), (num_kv_heads, value_dim)
-    keys = self.shapes[0]
-    self.k = head_projection(self.size, keys, kernel_init, use_bias, rngs, axis='kv_heads')
+    self.shapes = heads.keys, heads.values
+    self.k = head_projection(self.size, heads.keys, kernel_init, use_bias, rngs, axis='kv_heads')
 
   def project(self, x: Hidden, call: Call) -> Stored:
     """Returns the rotated keys, and the values."""
@@ -116,20 +107,16 @@ class PredictionHeads(nnx.Module):
   The paper applies a tanh to it, which `Activation` is.
 
   Args:
-    d_model: width of the attention layer's input.
-    num_heads: number of query heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     num_parts: number of parts.
   """
 
   implements = (HeadOutputs,)
   shape: tuple[int, int]
 
-  def __init__(
-    self, d_model: int, num_heads: Size, head_dim: Size, *, num_parts: Size, rngs: nnx.Rngs
-  ):
-    self.size = _size_of(self, d_model, num_parts)
-    self.shape = 1, num_heads * head_dim + self.size
+  def __init__(self, heads: Heads, *, num_parts: Size, rngs: nnx.Rngs):
+    self.size = _size_of(self, heads.d_model, num_parts)
+    self.shape = 1, heads.num_heads * heads.value_dim + self.size
 
   def __call__(
     self, y: Float[Array, 'batch length heads head_dim'], x: Hidden, call: Call

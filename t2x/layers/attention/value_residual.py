@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.base.ranges import Finite, Size
+from t2x.base.ranges import Finite
+from t2x.layers.attention.projections import Heads
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.interfaces import Call
@@ -21,7 +22,7 @@ VALUES, IS_SET = 'first_values', 'has_first_values'
 
 @runtime_checkable
 class Values(Protocol):
-  """Transforms the values of an attention layer. Built as `Values(num_kv_heads, head_dim, rngs=rngs)`."""
+  """Transforms the values of an attention layer. Built as `Values(heads, rngs=rngs)`."""
 
   def init_extras(self, x: Float[Array, 'batch length *rest']) -> dict[str, Array]:
     """Returns the extras of the first layer; see `ExtrasSublayer.init_extras`."""
@@ -43,11 +44,10 @@ class ValueResidual(nnx.Module):
   """Replaces the values of layer n > 1 by first V_1 + own V_n; layer 1 uses V_1.
 
   V_1 are the values of the first layer of the stack whose attention has this part. Built as
-  `ValueResidual(num_kv_heads, head_dim, rngs=rngs)`.
+  `ValueResidual(heads, rngs=rngs)`.
 
   Args:
-    num_kv_heads: number of key-value heads.
-    head_dim: features per head.
+    heads: sizes of the attention layer.
     first: weight of the first layer's values.
     own: weight of the layer's own values.
   """
@@ -56,14 +56,13 @@ class ValueResidual(nnx.Module):
 
   def __init__(
     self,
-    num_kv_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     first: Finite = 0.5,
     own: Finite = 0.5,
     rngs: nnx.Rngs,
   ):
-    self.shape = num_kv_heads, head_dim
+    self.shape = heads.values
     self.first: Any = self.make_weight(first, rngs)
     self.own: Any = self.make_weight(own, rngs)
 

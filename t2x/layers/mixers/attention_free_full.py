@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import (
-  Heads,
+  HeadFeatures,
   check_max_length,
   check_one_segment,
   nan_for_several_segments,
@@ -121,11 +121,11 @@ def _weighted(
 
 def _causal_average(
   w: Float[Array, 'heads length length'],
-  k: Heads,
-  v: Heads,
+  k: HeadFeatures,
+  v: HeadFeatures,
   is_token: Bool[Array, 'batch length'],
   chunk: int,
-) -> Heads:
+) -> HeadFeatures:
   """Averages under Causal(): a matrix product for the keys before each chunk of queries, relative to their largest key,
   and all pairs within the chunk."""
   length = k.shape[1]

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, Size
-from t2x.layers.attention.head_projections import Heads
+from t2x.layers.attention.head_projections import HeadFeatures
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
 
@@ -38,11 +38,11 @@ class FeatureMap(Protocol):
     """Number of features per head."""
     ...
 
-  def queries(self, q: Heads) -> Features:
+  def queries(self, q: HeadFeatures) -> Features:
     """Returns phi(q) times any positive factor per query and head, which the normalisation cancels."""
     ...
 
-  def keys(self, k: Heads) -> tuple[Features, Logs | None]:
+  def keys(self, k: HeadFeatures) -> tuple[Features, Logs | None]:
     """Returns features f and logarithms s with phi(k) = exp(s) f, so that phi(k) may exceed the range of the
     dtype. No gradient flows through s. None: s = 0."""
     ...
@@ -75,11 +75,11 @@ class EluPlusOne(nnx.Module):
   def __init__(self, head_dim: Size, *, rngs: nnx.Rngs):
     self.num_features = head_dim
 
-  def queries(self, q: Heads) -> Heads:
+  def queries(self, q: HeadFeatures) -> HeadFeatures:
     # exp(x) for x < 0 avoids the rounding errors of elu(x) + 1.
     return jnp.where(q > 0, q + 1, jnp.exp(jnp.where(q > 0, 0, q)))
 
-  def keys(self, k: Heads) -> tuple[Heads, None]:
+  def keys(self, k: HeadFeatures) -> tuple[HeadFeatures, None]:
     return self.queries(k), None
 
 
@@ -106,12 +106,12 @@ class DPFP(nnx.Module):
     self.num_shifts = num_shifts
     self.num_features = 2 * num_shifts * head_dim
 
-  def queries(self, q: Heads) -> Features:
+  def queries(self, q: HeadFeatures) -> Features:
     r = jax.nn.relu(jnp.concatenate([q, -q], axis=-1))
     shifts = range(1, self.num_shifts + 1)
     return jnp.concatenate([r * jnp.roll(r, shift, axis=-1) for shift in shifts], axis=-1)
 
-  def keys(self, k: Heads) -> tuple[Features, None]:
+  def keys(self, k: HeadFeatures) -> tuple[Features, None]:
     return self.queries(k), None
 
 
@@ -169,11 +169,11 @@ class RandomFeatures(nnx.Module):
     omega = drawn_directions(self.num_features, self.head_dim, key)
     return DirectedFeatures(self, omega)
 
-  def queries(self, q: Heads, omega: Directions | None = None) -> Features:
+  def queries(self, q: HeadFeatures, omega: Directions | None = None) -> Features:
     """Returns the features of queries; see `FeatureMap` and `project`."""
     return self.of_queries(self.project(self.scaled(q), omega))
 
-  def keys(self, k: Heads, omega: Directions | None = None) -> tuple[Features, Logs | None]:
+  def keys(self, k: HeadFeatures, omega: Directions | None = None) -> tuple[Features, Logs | None]:
     """Returns the features of keys; see `FeatureMap` and `project`."""
     k = self.scaled(k)
     return self.of_keys(self.project(k, omega), k)
@@ -183,18 +183,18 @@ class RandomFeatures(nnx.Module):
     """Returns the features of queries; `logits` are their products with the directions."""
 
   @abc.abstractmethod
-  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, Logs | None]:
+  def of_keys(self, logits: Features, k: HeadFeatures) -> tuple[Features, Logs | None]:
     """Returns the features of scaled keys `k`; `logits` are their products with the directions."""
 
   @property
   def _setting(self) -> str:
     return f'{type(self).__name__}.redraw_every = {self.redraw_every}'
 
-  def scaled(self, x: Heads) -> Heads:
+  def scaled(self, x: HeadFeatures) -> HeadFeatures:
     """Returns x head_dim**-0.25."""
     return x * self.head_dim**-0.25
 
-  def project(self, x: Heads, omega: Directions | None = None) -> Features:
+  def project(self, x: HeadFeatures, omega: Directions | None = None) -> Features:
     """Returns x omega'; `omega` is None for directions that never change."""
     if omega is None and self.redraw_every is not None:
       raise UserError(
@@ -224,10 +224,10 @@ class DirectedFeatures:
     """Number of features per head."""
     return self.features.num_features
 
-  def queries(self, q: Heads) -> Features:
+  def queries(self, q: HeadFeatures) -> Features:
     return self.features.queries(q, self.omega)
 
-  def keys(self, k: Heads) -> tuple[Features, Logs | None]:
+  def keys(self, k: HeadFeatures) -> tuple[Features, Logs | None]:
     return self.features.keys(k, self.omega)
 
 
@@ -247,7 +247,7 @@ class FavorPlus(RandomFeatures):
     # |q|^2 / 2 and sqrt(m) are factors that the normalisation cancels.
     return jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
 
-  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, Logs]:
+  def of_keys(self, logits: Features, k: HeadFeatures) -> tuple[Features, Logs]:
     """Returns the features of keys, divided by the largest of each key and head, and its logarithm."""
     logits = logits - jnp.square(k).sum(axis=-1, keepdims=True) / 2
     largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
@@ -263,7 +263,7 @@ class ReluFeatures(RandomFeatures):
   def of_queries(self, logits: Features) -> Features:
     return jax.nn.relu(logits) + 1e-3
 
-  def of_keys(self, logits: Features, k: Heads) -> tuple[Features, None]:
+  def of_keys(self, logits: Features, k: HeadFeatures) -> tuple[Features, None]:
     return self.of_queries(logits), None
 
 

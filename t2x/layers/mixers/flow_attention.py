@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import HeadProjections, Heads, Hidden
+from t2x.layers.attention.head_projections import HeadFeatures, HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
 from t2x.layers.interfaces import Call, Result, Source
@@ -107,6 +107,6 @@ class FlowAttention(HeadProjections):
     return Result(self.output((allocation * y).astype(x.dtype)), new)
 
 
-def _flow(a: Heads, sums: Heads) -> Float[Array, 'batch length heads 1']:
+def _flow(a: HeadFeatures, sums: HeadFeatures) -> Float[Array, 'batch length heads 1']:
   """Returns the flow between the features of each token and a sum of features."""
   return ((a + EPSILON) * (sums + EPSILON)).sum(axis=-1, keepdims=True)

@@ -11,8 +11,8 @@ from jaxtyping import Array
 from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
 from t2x.layers.attention.head_projections import (
+  HeadFeatures,
   HeadProjections,
-  Heads,
   Hidden,
   check_no_source,
   head_projection,
@@ -91,7 +91,9 @@ class GlobalLocalAttention(HeadProjections):
     is_global = self.global_tokens.allows(tokens, tokens)[..., None, None]
     return Result(self.output(jnp.where(is_global, from_global, local)))
 
-  def _attend(self, projected: tuple[Array, Array, Array], call: Call, key: Array | None) -> Heads:
+  def _attend(
+    self, projected: tuple[Array, Array, Array], call: Call, key: Array | None
+  ) -> HeadFeatures:
     q, k, v = projected
     scores, tokens = DotProduct(q, k, self.head_dim**-0.5), call.tokens
     inputs = AttentionInputs(

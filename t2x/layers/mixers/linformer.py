@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t2x.base.ranges import Size, TunableRate
-from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow, check_max_length
+from t2x.layers.attention.head_projections import HeadFeatures, Hidden, WholeRow, check_max_length
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Call
@@ -56,7 +56,7 @@ class Linformer(WholeRow):
     self.k_length = param(length_init, shape, ('length', 'rank'), rngs, kind='filter')
     self.v_length = param(length_init, shape, ('length', 'rank'), rngs, kind='filter')
 
-  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from `x` to its projected keys and values."""
     check_max_length(self, x.shape[1])
     q, k, v = self.project(x)

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import (
+  HeadFeatures,
   HeadProjections,
-  Heads,
   Hidden,
   check_one_segment,
   nan_for_several_segments,
@@ -48,7 +48,7 @@ class StridedConvolution(nnx.Module):
     self.kernel = param(init, shape, axes, rngs, kind='filter', matrix=matrix)
     self.bias = param(zeros(), (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
-  def __call__(self, x: Heads) -> Float[Array, 'batch blocks heads head_dim']:
+  def __call__(self, x: HeadFeatures) -> Float[Array, 'batch blocks heads head_dim']:
     """Returns one vector per block; zeros follow the last token."""
     blocks = to_blocks(x, self.ratio)
     y = jnp.einsum('bnrhd,hrde->bnhe', blocks, self.kernel[...].astype(x.dtype))
@@ -129,7 +129,7 @@ class MemoryCompressedAttention(HeadProjections):
 
   def _attend(
     self, q: Array, k: Array, v: Array, is_block: Bool[Array, '#batch blocks'], call: Call
-  ) -> Heads:
+  ) -> HeadFeatures:
     """Attends to the null key, at position 0, and to the blocks, at the positions of their last tokens."""
     k, v = (
       jnp.concatenate([broadcast(null[...], (len(q), 1, *a.shape[2:]), a.dtype), a], axis=1)
@@ -174,8 +174,8 @@ class CompressedMemory(Cache):
 
   def extend(
     self,
-    k: Heads,
-    v: Heads,
+    k: HeadFeatures,
+    v: HeadFeatures,
     is_token: Bool[Array, '#batch length'],
     compress: tuple[Callable[..., Any], Callable[..., Any]],
   ) -> 'CompressedMemory':

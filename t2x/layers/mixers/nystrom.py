@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow
+from t2x.layers.attention.head_projections import HeadFeatures, Hidden, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.group_convolution import convolution
@@ -69,7 +69,7 @@ class NystromAttention(WholeRow):
       else param(conv_init, (conv_size, self.num_heads), ('taps', 'heads'), rngs, kind='filter')
     )
 
-  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from `x` to itself through the landmarks."""
     if x.shape[1] < self.num_landmarks:
       raise UserError(
@@ -138,7 +138,7 @@ def _attention(
   return jax.nn.softmax(jnp.where(is_visible[:, None, None], scores, jnp.finfo(scores.dtype).min))
 
 
-def _convolution(v: Heads, filters: Float[Array, 'taps heads']) -> Heads:
+def _convolution(v: HeadFeatures, filters: Float[Array, 'taps heads']) -> HeadFeatures:
   """Convolves the values of each head along the length with its filter."""
   kernel = jnp.repeat(filters, v.shape[3], axis=1)[:, None]
   y = convolution(v.reshape(*v.shape[:2], -1), kernel, around=len(filters) // 2, axis='heads')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow
+from t2x.layers.attention.head_projections import HeadFeatures, Hidden, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.interfaces import Call
 from t2x.layers.patterns.algebra import Full
@@ -39,7 +39,7 @@ class ProbSparseAttention(WholeRow):
     super().__init__(d_model, rngs=rngs, **settings)
     self.factor = factor
 
-  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from the chosen tokens of `x` to all of its tokens."""
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in self.project(x))
     segments, length = call.tokens.segments, x.shape[1]

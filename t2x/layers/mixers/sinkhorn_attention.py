@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import ScoreScale, Size, TunableRate
-from t2x.layers.attention.head_projections import Heads, Hidden, WholeRow
+from t2x.layers.attention.head_projections import HeadFeatures, Hidden, WholeRow
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call
@@ -65,7 +65,7 @@ class SinkhornAttention(WholeRow):
     self.block, self.iterations, self.temperature = block, iterations, temperature
     self.dropout_rate = dropout_rate
 
-  def mix(self, x: Hidden, call: Call, is_causal: bool) -> Heads:
+  def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from each token of `x` to its own and the matched block."""
     segments, (batch, length) = call.tokens.segments, x.shape[:2]
     present = jnp.broadcast_to(True if segments is None else segments != 0, (batch, length))

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import Logits, softmax_dtype
+from t2x.layers.attention.projections import Heads
 from t2x.layers.counting import pair_products
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
@@ -26,7 +27,7 @@ PairScores = Float[Array, '#batch heads queries keys']
 
 
 class SyntheticScores(nnx.Module):
-  """Base class of synthetic scores. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+  """Base class of synthetic scores. Built as `Scores(heads, rngs=rngs)`.
 
   Attributes:
     max_length: maximum sequence length.
@@ -71,8 +72,7 @@ class DenseScores(SyntheticScores):
   (https://arxiv.org/abs/2102.11972) report.
 
   Args:
-    num_heads: ignored; all heads share W2.
-    head_dim: features per head.
+    heads: sizes of the attention layer; all heads share W2.
     init: initialiser of W2 [head_dim, max_length].
   """
 
@@ -80,15 +80,14 @@ class DenseScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     max_length: Size,
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
-    shape, axes = (head_dim, max_length), ('head_dim', 'length')
+    shape, axes = (heads.head_dim, max_length), ('head_dim', 'length')
     self.kernel = param(init, shape, axes, rngs, matrix=shape)
 
   def pair_scores(
@@ -103,8 +102,7 @@ class FactorizedDenseScores(SyntheticScores):
   scores i and j.
 
   Args:
-    num_heads: ignored; all heads share the matrices.
-    head_dim: features per head.
+    heads: sizes of the attention layer; all heads share the matrices.
     factors: sizes a and b; a b is the maximum sequence length.
     init: initialiser of the two matrices [head_dim, a] and [head_dim, b].
   """
@@ -113,8 +111,7 @@ class FactorizedDenseScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     factors: tuple[Size, Size],
     init: Initializer = xavier_uniform(),
@@ -123,7 +120,7 @@ class FactorizedDenseScores(SyntheticScores):
     self.max_length = factors[0] * factors[1]
     self.a, self.b = (
       param(init, shape, ('head_dim', 'length'), rngs, matrix=shape)
-      for shape in ((head_dim, factors[0]), (head_dim, factors[1]))
+      for shape in ((heads.head_dim, factors[0]), (heads.head_dim, factors[1]))
     )
 
   def pair_scores(
@@ -140,21 +137,20 @@ class RandomScores(SyntheticScores):
   """Random synthetic scores: a learned table of scores for each head, independent of the input.
 
   Args:
-    num_heads: number of heads.
+    heads: sizes of the attention layer.
     init: initialiser of the table [num_heads, max_length, max_length].
   """
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     max_length: Size,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
-    shape = (num_heads, max_length, max_length)
+    shape = (heads.num_heads, max_length, max_length)
     self.table = param(init, shape, ('heads', 'length', 'length'), rngs, kind='table')
 
   def pair_scores(
@@ -169,15 +165,14 @@ class FactorizedRandomScores(SyntheticScores):
   """Low-rank `RandomScores`: R1 R2' for each head. With rank 16 this is Narang et al.'s "factorized".
 
   Args:
-    num_heads: number of heads.
+    heads: sizes of the attention layer.
     rank: number of columns of R1 and of R2 (k in the paper, 8 there).
     init: initialiser of R1 and R2, each [num_heads, max_length, rank].
   """
 
   def __init__(
     self,
-    num_heads: Size,
-    head_dim: Size,
+    heads: Heads,
     *,
     max_length: Size,
     rank: Size = 16,
@@ -185,8 +180,8 @@ class FactorizedRandomScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
-    self.num_heads = num_heads
-    shape, axes = (num_heads, max_length, rank), ('heads', 'length', 'rank')
+    self.num_heads = heads.num_heads
+    shape, axes = (heads.num_heads, max_length, rank), ('heads', 'length', 'rank')
     self.rows = param(init, shape, axes, rngs, kind='table')
     self.columns = param(init, shape, axes, rngs, kind='table')
 

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.head_projections import head_projection
 from t2x.layers.attention.key_values import KeyValues, Stored
+from t2x.layers.attention.projections import Heads, head_projection
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import Initializer
@@ -27,10 +27,7 @@ class ReducedKeyValues(nnx.Module):
   Rows and columns that fill no square are left out, as in the authors' code.
 
   Args:
-    d_model: width of the attention layer's input.
-    num_kv_heads: number of heads.
-    head_dim: features per key.
-    value_dim: features per value.
+    heads: sizes of the attention layer.
     use_bias: whether the projections have biases.
     kernel_init: initialiser of the convolution and of the projections.
     ratio: side of a square in tokens, at least 2.
@@ -48,10 +45,7 @@ class ReducedKeyValues(nnx.Module):
 
   def __init__(
     self,
-    d_model: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
+    heads: Heads,
     use_bias: bool,
     kernel_init: Initializer,
     *,
@@ -64,12 +58,12 @@ class ReducedKeyValues(nnx.Module):
         'ReducedKeyValues.ratio = 1 reduces nothing: leave MultiHeadAttention.key_values out'
       )
     self.ratio = ratio
-    self.shapes = (num_kv_heads, head_dim), (num_kv_heads, value_dim)
+    self.shapes = heads.keys, heads.values
     self.reduction = GridConvolution(
-      d_model, kernel_size=ratio, stride=ratio, norm=norm, init=kernel_init, rngs=rngs
+      heads.d_model, kernel_size=ratio, stride=ratio, norm=norm, init=kernel_init, rngs=rngs
     )
     self.k, self.v = (
-      head_projection(d_model, shape, kernel_init, use_bias, rngs, axis='kv_heads')
+      head_projection(heads.d_model, shape, kernel_init, use_bias, rngs, axis='kv_heads')
       for shape in self.shapes
     )
 

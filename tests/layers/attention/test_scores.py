@@ -29,6 +29,7 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
+from t2x.layers.attention.projections import Heads
 from t2x.layers.building import building
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
@@ -39,6 +40,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention  # noqa: E402
 
 BATCH, LENGTH, WIDTH, HEADS, KV_HEADS, SIZE = 2, 9, 16, 4, 2, 4
+SIZES = Heads(WIDTH, HEADS, KV_HEADS, SIZE, SIZE)
 X = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)), jnp.float32)
 KERNELS = [Dense(), Blockwise(4, 3)]
 
@@ -120,7 +122,7 @@ def test_sinks_equal_transformers_gpt_oss(kernel, compared):
 
 
 def test_dot_products_have_no_parameters():
-  assert jax.tree.leaves(DotProductScores(HEADS, SIZE, rngs=nnx.Rngs(0))) == []
+  assert jax.tree.leaves(DotProductScores(SIZES, rngs=nnx.Rngs(0))) == []
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
@@ -141,7 +143,7 @@ def test_cosine_scores_are_their_formula(kernel, compared):
 
 
 def test_cosine_scores_start_at_the_factor_of_swin():
-  scores = CosineScores(HEADS, SIZE, rngs=nnx.Rngs(0))
+  scores = CosineScores(SIZES, rngs=nnx.Rngs(0))
   np.testing.assert_allclose(scores.logit[...], np.log(10.0), rtol=1e-6)
   assert scores.logit.get_metadata()['keep_float32']
 
@@ -179,17 +181,37 @@ def test_scores_are_built_with_the_heads_and_return_only_scores():
     reads = frozenset({'k'})
     max_length = None
 
-    def __init__(self, num_heads, head_dim, *, rngs):
-      built.append((num_heads, head_dim))
+    def __init__(self, heads, *, rngs):
+      built.append(heads)
 
     def __call__(self, q, k, q_tokens, k_tokens, *, scale, call):
       assert q is None and q_tokens is call.tokens and q_tokens.positions.shape == (1, LENGTH)
       return DotProduct(0 * k, k, scale)
 
   attention = build(scores=Constant, num_kv_heads=HEADS)
-  assert built == [(HEADS, SIZE)] and attention.q is None and attention.k is not None
+  assert (
+    built == [Heads(WIDTH, HEADS, HEADS, SIZE, SIZE)]
+    and attention.q is None
+    and attention.k is not None
+  )
   mean, _ = applied(attention, X)
   np.testing.assert_allclose(mean, mean[:, :1].repeat(LENGTH, 1), atol=1e-6)
+
+
+def test_a_part_with_the_sizes_of_an_older_version_is_refused_in_one_line_with_the_new_arguments():
+  class Older(nnx.Module):
+    def __init__(self, num_heads, head_dim, *, cap=1.0, rngs):
+      pass
+
+  class OlderKeys(nnx.Module):
+    def __init__(self, d_model, num_kv_heads, head_dim, value_dim, use_bias, kernel_init, *, rngs):
+      pass
+
+  error = r'^Older.__init__\(self, num_heads, head_dim, ...\) .*write __init__\(self, heads, ...\)'
+  with pytest.raises(UserError, match=error):
+    build(scores=functools.partial(Older, cap=2.0))
+  with pytest.raises(UserError, match=r'write __init__\(self, heads, use_bias, kernel_init, ...\)'):
+    build(key_values=OlderKeys)
 
 
 def test_projections_that_scores_do_not_read_are_not_created():

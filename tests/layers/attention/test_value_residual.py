@@ -23,6 +23,7 @@ from t2x.layers import (
   Tokens,
   ValueResidual,
 )
+from t2x.layers.attention.projections import Heads
 from t2x.models import Block, ParallelBlock, Stack
 
 WIDTH, HEADS, KV_HEADS, LENGTH = 16, 4, 2, 6
@@ -132,7 +133,7 @@ def test_gradients_are_finite_and_equal_with_rematerialisation():
 
 
 def test_learned_weights_stay_in_float32():
-  values = LearnedValueResidual(KV_HEADS, 8, first=0.25, rngs=nnx.Rngs(0))
+  values = LearnedValueResidual(Heads(32, 4, KV_HEADS, 8, 8), first=0.25, rngs=nnx.Rngs(0))
   assert [float(weight) for weight in values.weights()] == [0.25, 0.5]
   assert values.first.get_metadata()['keep_float32']
   v = X.astype(jnp.bfloat16).reshape(2, LENGTH, KV_HEADS, 8)
