@@ -1,4 +1,5 @@
-"""Every config file resolves and shapes, the largest ones on a laptop."""
+"""Every config file resolves and shapes, the largest ones on a laptop; its parameters have the stored names, shapes and
+axes, and the kinds of the reviewed table."""
 
 import json
 import subprocess
@@ -10,13 +11,14 @@ import pytest
 
 from t2x.cli import main
 from t2x.experiments import read_config
+from tests.golden import parameter_kinds, parameters
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(ROOT.glob('configs/**/*.gin'))
 
 
 def case(file):
-  """A config; those of published models are built by tests/golden too, which records their parameters."""
+  """A config; those of published models are built by the test of stored parameters too."""
   is_rare = file.parent.name == 'models' and not file.stem.startswith('small_')
   name = str(file.relative_to(ROOT))
   return pytest.param(file, id=name, marks=[pytest.mark.nightly] if is_rare else [])
@@ -28,10 +30,34 @@ def test_check_passes(file, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(gpt2_tokenizer.write(tmp_path / 'gpt2').parent)
   # A precision is that of a trainer.
   config = ['quickstart'] if file.parent.name == 'precision' else []
-  code = main(['check', *config, str(file)])
+  with parameters.shared(file):
+    code = main(['check', *config, str(file)])
   captured = capsys.readouterr()
   assert code == 0, captured.err
   assert ': ok' in captured.out
+
+
+# The models of the configs above are traced there; those of studies here.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'file', [pytest.param(f, id=str(f.relative_to(ROOT))) for f in parameters.configs()]
+)
+def test_names_shapes_and_axes_are_those_stored(file):
+  path = parameters.stored(file)
+  assert parameters.listed(file) == (path.read_text() if path.exists() else None)
+
+
+def test_no_list_of_parameters_is_left_of_another_config():
+  files = {parameters.stored(file) for file in parameters.configs()}
+  assert {*parameters.FOLDER.rglob('*.txt')} <= files
+
+
+@pytest.mark.slow
+def test_parameters_of_all_configs_are_in_the_table_of_kinds():
+  known = parameter_kinds.part_rows()
+  assert {
+    row: file for row, file in parameter_kinds.config_rows().items() if row not in known
+  } == {}
 
 
 @pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='peak memory is read from /proc')

@@ -24,7 +24,7 @@ from t2x.domains.video import Tubelets
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
-from tests.golden.parameters import shapes_of
+from tests.golden.parameters import blueprint_of
 
 FILE = Path(__file__).with_suffix('.txt')
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -338,17 +338,17 @@ def shapes(build: Callable[..., Any]) -> Any:
   return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
 
-def rows(model: Any) -> Iterator[tuple[str, ...]]:
+def rows(blueprint: Blueprint) -> Iterator[tuple[str, ...]]:
   """Yields part and name, axes without stacked ones, kind, decay and rule of Muon of each parameter.
 
   The part is the innermost module that is no projection.
   """
   modules = {
     name_of(path): type(module).__name__
-    for path, module in nnx.iter_modules(model)
+    for path, module in nnx.iter_modules(blueprint.shapes)
     if not isinstance(module, (layers.Linear, nnx.List))
   }
-  for name, info in Blueprint(model).infos.items():
+  for name, info in blueprint.infos.items():
     keys = name.split('.')
     depth = next(i for i in range(len(keys) - 1, -1, -1) if '.'.join(keys[:i]) in modules)
     dimensions, muon = matrix_dimensions(info), 'Adam' if info.rule is None else str(info.rule)
@@ -366,13 +366,13 @@ def rows(model: Any) -> Iterator[tuple[str, ...]]:
 
 def part_rows() -> set[tuple[str, ...]]:
   """Returns the rows of all parts."""
-  return {row for build in PARTS for row in rows(shapes(build))}
+  return {row for build in PARTS for row in rows(Blueprint(shapes(build)))}
 
 
 def config_rows() -> dict[tuple[str, ...], str]:
   """Returns the rows of the models in configs/, and a config that has each."""
   files = sorted([*CONFIGS.glob('models/*.gin'), *CONFIGS.glob('runs/*.gin')])
-  return {row: file.name for file in files for row in rows(shapes_of(file))}
+  return {row: file.name for file in files for row in rows(blueprint_of(file))}
 
 
 def table() -> str:
