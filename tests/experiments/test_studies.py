@@ -1,6 +1,7 @@
-"""Every variant of every study resolves, and every one that differs in shape shapes."""
+"""Every variant of every study resolves, and is traced at night."""
 
 import csv
+import functools
 import io
 import sys
 from pathlib import Path
@@ -61,42 +62,6 @@ SWEEPS = {
   'video/digit': (4, 3),
   'video/direction': (4, 3),
 }
-# The variants of `causal_lm`, `more_causal_lm`, `deep`, `recall_sweep`, `copying` and `recall` in another model or
-# task, or at other rates; experts in other sizes; MiniLM.
-NIGHTLY = {
-  'norm_and_warmup/sweep',
-  'positions/masked_lm',
-  'positions/more_masked_lm',
-  'norm_and_warmup/deep_warmup',
-  'long_range/pixels_sweep',
-  'long_range/listops_sweep',
-  'experts/sweep',
-  'before_transformers/rates',
-  'before_transformers/dates',
-  'before_transformers/examples',
-  'before_transformers/examples_rates',
-  'before_transformers/recall_rates',
-  'before_transformers/translation_tuning',
-  'few_labels/labels_100',
-  'few_labels/labels_1000',
-  'few_labels/labels_8000',
-  'objectives/pretraining_full',
-  'objectives/sentiment',
-  'objectives/sentiment_full',
-  'objectives/words_full',
-  'architectures/rates',
-  'video/digit',
-}
-# Sweeps whose variants differ in numbers, tokenizers or initial parameters, of which the first and the last are checked
-# with every commit.
-NUMBERS = {
-  'vit_regularisation/sweep',
-  'attention_basics/heads',
-  'attention_basics/mask_rate',
-  'scaling/sweep',
-  'tokenizers/sweep',
-  'objectives/words',
-}
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
   'positions/causal_lm_2x': 'positions/causal_lm',
@@ -114,6 +79,7 @@ OTHER_METRICS = {
 }
 
 
+@functools.cache
 def sweep_of(name):
   return read_sweep(STUDIES / f'{name}.gin')
 
@@ -168,20 +134,17 @@ def test_the_pre_norm_sweep_reuses_trials():
   assert len(own) == 12 and arms.issuperset(own)
 
 
-def variants():
-  """The cases (sweep, variant), some of which are nightly."""
-  for name in SWEEPS:
-    names = sweep_of(name).names
-    for variant in names:
-      is_rare = name in NIGHTLY or (name in NUMBERS and variant not in (names[0], names[-1]))
-      yield pytest.param(name, variant, marks=[pytest.mark.nightly] if is_rare else [])
-
-
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
-@pytest.mark.parametrize(('name', 'variant'), variants())
-def test_every_variant_shapes(name, variant):
-  arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)
-  assert 'parameters' in check_experiment(read_config(arm.files, arm.bindings).build())
+@pytest.mark.nightly
+@pytest.mark.parametrize('name', SWEEPS)
+def test_every_variant_shapes(name):
+  arms = {}
+  for arm in sweep_of(name).arms():
+    arms.setdefault(arm.variant, arm)
+  assert arms.keys() == {*sweep_of(name).names}
+  for variant, arm in arms.items():
+    report = check_experiment(read_config(arm.files, arm.bindings).build())
+    assert 'parameters' in report, variant
 
 
 @pytest.mark.parametrize('study', sorted({name.split('/')[0] for name in SWEEPS}))
