@@ -12,6 +12,7 @@ import t2x.layers.interfaces
 import t2x.models.interfaces
 from t2x import data, layers, models, tasks, train
 from t2x.experiments import registry
+from t2x.interop import FAMILIES
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 PAGES = [page for page in PAGES if page.name != 'notebook.md']
@@ -101,6 +102,12 @@ def test_the_figure_of_the_readme_has_the_verdicts_and_losses_of_the_study():
   assert min(means, key=means.get) == 25
   # Each difference is at least the margin of the sweep.
   assert all(abs(means[rate] - means[15]) >= 0.02 for rate in means if rate != 15)
+
+
+def test_the_readme_counts_the_families_that_are_imported():
+  """Its number of systems is printed by a command, which tests/docs/test_pages.py runs."""
+  text = (ROOT / 'README.md').read_text()
+  assert re.findall(r'(\d+) Hugging Face families', text) == [str(len(FAMILIES))]
 
 
 def test_interfaces_of_new_parts_have_the_methods_of_the_table():
