@@ -1,6 +1,7 @@
 """A small model, a task and its data for every evaluator; other processes import this too."""
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
 from t2x.tasks import ImageModality, LikeliestAnswer, LikeliestLabel
 from t2x.train.evaluation import Inference
+from t2x.train.program import Program
 
 ROOT = Path(__file__).parents[2]
 SMALL = ('d_model=16', 'num_layers=1', 'MLP.hidden_dim=16', 'dropout_rate=0.0')
@@ -474,39 +476,49 @@ CASES = {
 }
 
 
-def params_of(program, change: Callable[[np.ndarray], np.ndarray]) -> dict[str, jax.Array]:
-  """Returns parameters for the devices of a program: `change` of initial ones with noise."""
+@functools.lru_cache(maxsize=2)
+def initial(program: Program) -> dict[str, np.ndarray]:
+  """Returns the initial parameters of a program, with noise."""
   rng = np.random.default_rng(0)
   model = program.experiment.complete_model()(rngs=nnx.Rngs(0))
-  params = {
-    name: change(np.asarray(leaf) + 0.3 * rng.normal(size=leaf.shape).astype(np.float32))
+  return {
+    name: np.asarray(leaf) + 0.3 * rng.normal(size=leaf.shape).astype(np.float32)
     for name, leaf in program.blueprint.params(model).items()
   }
+
+
+def params_of(program: Program, change: Callable[[np.ndarray], np.ndarray]) -> dict[str, jax.Array]:
+  """Returns parameters for the devices of a program: `change` of initial ones with noise."""
+  params = {name: change(leaf) for name, leaf in initial(program).items()}
   shardings = {name: leaf.sharding for name, leaf in program.params_abstract().items()}
   return jax.device_put(params, shardings)
 
 
-def evaluate(
-  name: str,
-  folder: Path,
-  batch_size: int,
-  change: Callable[[np.ndarray], np.ndarray] = np.asarray,
-  mesh: Mesh = Mesh(),
-) -> tuple[dict[str, Any], list[Any]]:
-  """Returns the metrics and the samples of a case by the evaluation of runs.
+def inference_of(name: str, folder: Path, batch_size: int, mesh: Mesh = Mesh()) -> Inference:
+  """Returns the programs of a case, which evaluations with several parameters share.
 
   Args:
     name: name of the case.
     folder: folder with the data of `tiny_tasks`.
     batch_size: rows per batch.
-    change: of the parameters.
     mesh: the devices.
   """
   experiment = CASES[name].experiment(folder, mesh)
-  task = experiment.task
-  inference = Inference(experiment, task.fit_tokenizer(), batch_size=batch_size)
+  inference = Inference(experiment, experiment.task.fit_tokenizer(), batch_size=batch_size)
   evaluator = inference.experiment.evaluations['e']
   evaluator.check(inference.task, inference.program.blueprint.shapes)
+  return inference
+
+
+def evaluate(
+  inference: Inference, change: Callable[[np.ndarray], np.ndarray] = np.asarray
+) -> tuple[dict[str, Any], list[Any]]:
+  """Returns the metrics and the samples of a case by the evaluation of runs.
+
+  Args:
+    inference: programs of the case.
+    change: of the parameters.
+  """
   result = inference.evaluators(params_of(inference.program, change), ['e'])
   metrics = {name.removeprefix('e/'): value for name, value in result.metrics.items()}
   return metrics, list(result.samples)
@@ -516,4 +528,4 @@ if __name__ == '__main__':
   # On the devices of the process, 16 rows at a time.
   for case in sys.argv[2:]:
     mesh = Mesh(data=jax.device_count())
-    print(json.dumps(evaluate(case, Path(sys.argv[1]), 16, mesh=mesh)), flush=True)
+    print(json.dumps(evaluate(inference_of(case, Path(sys.argv[1]), 16, mesh))), flush=True)

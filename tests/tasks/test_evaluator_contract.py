@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_tasks
 from eight_devices import run_on_eight_devices
-from evaluator_cases import CASES, evaluate
+from evaluator_cases import CASES, evaluate, inference_of
 
 from t2x.config import catalogue
 from t2x.experiments import registry
@@ -25,6 +25,13 @@ def folder(tmp_path_factory):
     yield path
 
 
+@pytest.fixture(scope='module', params=CASES)
+def evaluated(request, folder):
+  """The name of a case, its programs for 24 rows, and what they compute with random parameters."""
+  inference = inference_of(request.param, folder, 24)
+  return request.param, inference, evaluate(inference)
+
+
 def test_every_evaluator_that_a_config_can_name_has_a_case():
   interfaces = catalogue.interfaces(registry())
   parts = {one.cls.__name__: {part.name for part in one.parts} for one in interfaces}
@@ -36,14 +43,13 @@ def test_every_evaluator_that_a_config_can_name_has_a_case():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::RuntimeWarning')
-@pytest.mark.parametrize('name', CASES)
-def test_no_information_is_at_most_chance_and_nan_is_worst(name, folder):
+def test_no_information_is_at_most_chance_and_nan_is_worst(evaluated):
+  name, inference, (metrics, _) = evaluated
   case = CASES[name]
-  metrics, _ = evaluate(name, folder, 24)
   scores = {*case.higher, *case.lower}
   assert scores <= metrics.keys() and all(math.isfinite(metrics[score]) for score in scores)
-  constant, _ = evaluate(name, folder, 24, np.zeros_like)
-  broken, _ = evaluate(name, folder, 24, lambda array: np.full_like(array, np.nan))
+  constant, _ = evaluate(inference, np.zeros_like)
+  broken, _ = evaluate(inference, lambda array: np.full_like(array, np.nan))
   for score, chance in case.higher.items():
     assert constant[score] <= chance + 1e-9, score
     assert not broken[score] > case.worst.get(score, 0) + 1e-9, score
@@ -65,9 +71,9 @@ def assert_equal(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', CASES)
-def test_scores_do_not_depend_on_the_batch_and_its_padding(name, folder):
-  assert_equal(evaluate(name, folder, 5), evaluate(name, folder, 24))
+def test_scores_do_not_depend_on_the_batch_and_its_padding(evaluated, folder):
+  name, _, expected = evaluated
+  assert_equal(evaluate(inference_of(name, folder, 5)), expected)
 
 
 @pytest.mark.nightly
@@ -75,4 +81,4 @@ def test_scores_do_not_depend_on_the_number_of_devices(folder):
   done = run_on_eight_devices(evaluator_cases.__file__, folder, *CASES, seconds=1800)
   found = [json.loads(line) for line in done.stdout.splitlines()]
   for name, result in zip(CASES, found, strict=True):
-    assert_equal(result, json.loads(json.dumps(evaluate(name, folder, 24))))
+    assert_equal(result, json.loads(json.dumps(evaluate(inference_of(name, folder, 24)))))
