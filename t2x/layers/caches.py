@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,20 @@ from t2x.layers.tokens import Tokens, write
 __all__ = ['Cache', 'Slots']
 
 AnyCache = TypeVar('AnyCache', bound='Cache')
+
+
+class WithoutCache:
+  """Base class of parts that refuse to decode token by token.
+
+  Attributes:
+    no_cache: the reason and what to use instead, after the name of the class in the error.
+  """
+
+  no_cache: ClassVar[str]
+
+  def init_cache(self, *arguments: Any, **settings: Any) -> NoReturn:
+    """Raises UserError."""
+    raise UserError(f'{type(self).__name__} {self.no_cache}')
 
 
 class Cache:
@@ -90,14 +104,12 @@ class Slots(Cache):
     """Writes the tokens of a call to the first free slots; absent marks are written as False."""
     if tokens.encoded is not None:
       raise UserError('a cache cannot hold Tokens.encoded: decode one document per row')
-    length = tokens.positions.shape[1]
-    one_segment, old = jnp.ones((1, length), jnp.int32), self.tokens
-    segments = one_segment if tokens.segments is None else tokens.segments
+    length, old = tokens.positions.shape[1], self.tokens
     written = Tokens(
       write(old.positions, tokens.positions, self.next, 1),
-      write(old.segments, segments, self.next, 1),
+      write(old.segments, tokens.row_segments, self.next, 1),
       marks={
-        name: write(mark, tokens.marks.get(name, 0 * one_segment), self.next, 1)
+        name: write(mark, tokens.marks.get(name, jnp.zeros((1, length), jnp.int32)), self.next, 1)
         for name, mark in old.marks.items()
       },
     )

@@ -1,17 +1,57 @@
-"""Functions of parts that consist of several named parts."""
+"""Parts that consist of several named parts: functions of them, and the base class of parts around another."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.interfaces import ExtrasSublayer, Source, Wiring
+from t2x.layers.interfaces import ExtrasSublayer, Source, Sublayer, Wiring
 from t2x.layers.positions.encoding import PositionEncoding, held_features
 
 Part = TypeVar('Part')
+
+
+class Around(nnx.Module):
+  """Base class of sublayers that change the input or the result of one sublayer, and have its fields and its cache.
+
+  Attributes:
+    inner_name: name of the attribute with this sublayer.
+  """
+
+  implements = (Sublayer,)
+  inner_name: ClassVar[str] = 'sublayer'
+
+  @property
+  def inner(self) -> Any:
+    """The sublayer."""
+    return vars(self)[self.inner_name]
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.inner.reads
+
+  @property
+  def max_length(self) -> int | None:
+    return self.inner.max_length
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    return self.inner.init_extras(x)
+
+  def init_cache(
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: Source | None = None,
+    **features: PositionEncoding,
+  ) -> Any:
+    """Returns the cache of the sublayer."""
+    return self.inner.init_cache(batch, num_slots, dtype, source, **features)
 
 
 def set_part(module: nnx.Module, name: str, part: Any) -> None:

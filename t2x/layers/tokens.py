@@ -71,6 +71,16 @@ class Tokens:
     """The index that position encodings read."""
     return self.positions if self.encoded is None else self.encoded
 
+  @property
+  def row_segments(self) -> Any:
+    """The segments as an array: ones if the tokens are one segment."""
+    return jnp.ones_like(self.positions) if self.segments is None else self.segments
+
+  @property
+  def present(self) -> Any:
+    """Which tokens are no padding."""
+    return self.row_segments != 0
+
   @classmethod
   def row(cls, length: int, **fields: Any) -> 'Tokens':
     """Returns a CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""

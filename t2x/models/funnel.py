@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +23,7 @@ from t2x.layers import (
   named_key,
 )
 from t2x.layers.building import Position, building
+from t2x.layers.caches import WithoutCache
 from t2x.layers.composites import recorded_by
 from t2x.layers.interfaces import reads_encoding
 from t2x.models.interfaces import Layer, LayerStack
@@ -32,7 +33,7 @@ from t2x.models.stages import layer_places
 __all__ = ['Funnel']
 
 
-class Funnel(nnx.Module):
+class Funnel(WithoutCache, nnx.Module):
   """Stages of which each has half the tokens of the one before, and layers over all tokens after them.
 
   Before every stage except the first, the means of neighbouring pairs of tokens are the queries of a pooling layer,
@@ -55,6 +56,11 @@ class Funnel(nnx.Module):
   Raises:
     UserError: when called with a cache, a source, a pattern other than Full(), packed rows, or rows of too few tokens.
   """
+
+  no_cache = (
+    'has no cache, because a pooled token depends on the token after it: to generate, use a Stack'
+  )
+  unstacked = unstacked_cache = WithoutCache.init_cache
 
   implements = (LayerStack,)
   num_layers: int
@@ -188,14 +194,6 @@ class Funnel(nnx.Module):
     rest = jnp.repeat(x[:, 1:], stride, axis=1)
     rest = jnp.pad(rest, ((0, 0), (0, max(length - 1 - rest.shape[1], 0)), (0, 0)))
     return jnp.concatenate([x[:, :1], rest[:, : length - 1]], axis=1)
-
-  def refuse_cache(self, *arguments: Any, **settings: Any) -> NoReturn:
-    """Raises UserError: a pooled token depends on the token after it."""
-    raise UserError(
-      'Funnel has no cache, because a pooled token depends on the token after it: to generate, use a Stack'
-    )
-
-  init_cache = unstacked = unstacked_cache = refuse_cache
 
 
 def _check(call: Call) -> None:

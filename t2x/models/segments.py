@@ -188,9 +188,7 @@ def _arbitrary(tokens: Tokens, batch: int) -> Tokens:
   """Returns the tokens with segments and complete arrays [batch, length, ...], as ARBITRARY keys."""
   if tokens.grid is not None:
     raise UserError('Segments needs rows of text, not of a grid: use a plain Stack')
-  positions = tokens.positions
-  segments = jnp.ones_like(positions) if tokens.segments is None else tokens.segments
   tokens = dataclasses.replace(
-    tokens, segments=segments, layout=RowLayout.ARBITRARY, right_padded=False
+    tokens, segments=tokens.row_segments, layout=RowLayout.ARBITRARY, right_padded=False
   )
   return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, *a.shape[1:])), tokens)

@@ -2,7 +2,7 @@
 https://arxiv.org/abs/1906.08237, section 2.3)."""
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ from t2x.layers import (
   Pattern,
   Result,
   RowLayout,
-  Source,
   Tokens,
   normal,
   param,
 )
+from t2x.layers.caches import WithoutCache
 from t2x.layers.parameters import Initializer
 from t2x.models.stack import Stack, reads_of
 
@@ -31,7 +31,7 @@ __all__ = ['TwoStreams']
 QUERY = 'query'
 
 
-class TwoStreams(Stack):
+class TwoStreams(WithoutCache, Stack):
   """A stack whose output predicts each token from those before it in `Tokens.order`, and from its own position.
 
   The content stream starts with the input; each of its tokens sees itself, earlier tokens and tokens with the same
@@ -52,6 +52,11 @@ class TwoStreams(Stack):
       for a cache.
   """
 
+  no_cache = (
+    'predicts the tokens of a row in any order, so it has no cache: to generate, use a Decoder with a '
+    'Stack, which can start from the same parameters'
+  )
+
   def __init__(
     self,
     d_model: int,
@@ -65,15 +70,6 @@ class TwoStreams(Stack):
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     return super().patterns(pattern & Ordered() & Hidden(QUERY))
-
-  def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
-  ) -> NoReturn:
-    """Raises UserError: tokens are predicted in another order than that of the row."""
-    raise UserError(
-      'TwoStreams predicts the tokens of a row in any order, so it has no cache: to generate, use '
-      'a Decoder with a Stack, which can start from the same parameters'
-    )
 
   def __call__(
     self,

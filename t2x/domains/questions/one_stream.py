@@ -134,8 +134,7 @@ class OneStream(nnx.Module):
       part: Any = vars(self)[name]
       x, own = part(array, (tokens or {}).get(name), named_key(key, name))
       vectors.append(x + broadcast(self.types[number], x.shape, x.dtype))
-      present = jnp.ones((1, x.shape[1]), jnp.int32) if own.segments is None else own.segments
-      segments.append(jnp.broadcast_to(present, x.shape[:2]))
+      segments.append(jnp.broadcast_to(own.row_segments, x.shape[:2]))
     x = jnp.concatenate(vectors, axis=1)
     row = Tokens.row(x.shape[1], segments=jnp.concatenate(segments, axis=1))
     return self.body(x, tokens=row, key=named_key(key, 'body'), record=record)

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.source_attention import SourceAttention
+from t2x.layers.composites import Around
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.parameters import Initializer, Linear
 
 __all__ = ['GatedContext']
 
 
-class GatedContext(nnx.Module):
+class GatedContext(Around):
   """Attention whose output is multiplied by the gate sigmoid(x W + b) of the query's token (Show, Attend and Tell: Xu
   et al. 2015, https://arxiv.org/abs/1502.03044, section 4.2.1): how much of the picture a word needs.
 
@@ -30,7 +30,7 @@ class GatedContext(nnx.Module):
     kernel_init: initialiser of W.
   """
 
-  implements = (Sublayer,)
+  inner_name = 'attention'
 
   def __init__(
     self,
@@ -46,20 +46,6 @@ class GatedContext(nnx.Module):
       raise UserError(f'GatedContext.gate_dim = {gate_dim}: must be 1 or d_model = {d_model}')
     axes = ('embed', 'head_dim' if gate_dim > 1 else None)
     self.gate = Linear((d_model,), (gate_dim,), axes, init=kernel_init, rngs=rngs)
-
-  @property
-  def reads(self) -> frozenset[str]:
-    return self.attention.reads
-
-  @property
-  def max_length(self) -> int | None:
-    return self.attention.max_length
-
-  def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
-  ) -> Any:
-    """Returns the cache of the attention."""
-    return self.attention.init_cache(batch, num_slots, dtype, source)
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None

@@ -287,8 +287,8 @@ class ExpertChoice(ScoringRouter):
 
   def __call__(self, x: Float[Array, 'batch length d_model'], call: Call) -> Routing:
     affinity = self.scoring(self.scores(x, call))
-    (_, length, num_experts), segments = affinity.shape, call.tokens.segments
-    segments = jnp.broadcast_to(1 if segments is None else segments, x.shape[:2])
+    _, length, num_experts = affinity.shape
+    segments = jnp.broadcast_to(call.tokens.row_segments, x.shape[:2])
     rank, size = ranks(jax.lax.stop_gradient(affinity), segments)
     number = jnp.asarray([math.ceil(self.factor * n / num_experts) for n in range(length + 1)])
     chosen = rank < number[size][..., None]
@@ -309,5 +309,4 @@ def ranks(
 
 def present(tokens: Tokens, x: Float[Array, 'batch length d_model']) -> Bool[Array, 'batch length']:
   """Returns which tokens are no padding."""
-  segments = tokens.segments
-  return jnp.broadcast_to(True if segments is None else segments != 0, x.shape[:2])
+  return jnp.broadcast_to(tokens.present, x.shape[:2])

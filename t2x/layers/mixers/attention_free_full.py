@@ -59,14 +59,13 @@ class FullBias(BiasModule):
     length, tokens = k.shape[1], call.tokens
     check_one_segment(self, tokens, 'ConvBias or LocalBias')
     check_max_length(self, length)
-    segments = jnp.ones((1, length), jnp.int32) if tokens.segments is None else tokens.segments
     w = self.biases(length).astype(k.dtype)
     if call.pattern.offsets() == Causal().offsets():
-      y = _causal_average(w, k, v, jnp.broadcast_to(segments != 0, k.shape[:2]), self.chunk)
+      y = _causal_average(w, k, v, jnp.broadcast_to(tokens.present, k.shape[:2]), self.chunk)
     else:
-      is_token = (segments != 0)[..., None, None]
+      is_token = tokens.present[..., None, None]
       maximum = jnp.where(is_token, jax.lax.stop_gradient(k), LOWEST).max(axis=1, keepdims=True)
-      sums = Sums(maximum, *_weighted(_exp(w), k, v, is_token, maximum), segments)
+      sums = Sums(maximum, *_weighted(_exp(w), k, v, is_token, maximum), tokens.row_segments)
       y = sums.average()
     return nan_for_several_segments(y, tokens), None
 

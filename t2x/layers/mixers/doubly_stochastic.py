@@ -12,12 +12,13 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.auxiliary import Aux
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.composites import Around
+from t2x.layers.interfaces import Call, Result, Sublayer
 
 __all__ = ['DoublyStochastic']
 
 
-class DoublyStochastic(nnx.Module):
+class DoublyStochastic(Around):
   """A sublayer with the penalty of doubly stochastic attention (Xu et al. 2015, https://arxiv.org/abs/1502.03044,
   equation 14): weight * mean over source tokens i of (1 - the sum over target tokens t of a_ti)^2, and mean over heads.
 
@@ -33,8 +34,6 @@ class DoublyStochastic(nnx.Module):
   Raises:
     UserError: the sublayer does not attend to a source.
   """
-
-  implements = (Sublayer,)
 
   def __init__(
     self,
@@ -52,25 +51,6 @@ class DoublyStochastic(nnx.Module):
       )
     self.weight = weight
 
-  @property
-  def reads(self) -> frozenset[str]:
-    return self.sublayer.reads
-
-  @property
-  def max_length(self) -> int | None:
-    return self.sublayer.max_length
-
-  def init_cache(
-    self,
-    batch: int,
-    num_slots: int,
-    dtype: Any = jnp.float32,
-    source: Source | None = None,
-    **features: Any,
-  ) -> Any:
-    """Returns the cache of the sublayer."""
-    return self.sublayer.init_cache(batch, num_slots, dtype, source, **features)
-
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
@@ -81,9 +61,8 @@ class DoublyStochastic(nnx.Module):
     result = self.sublayer(x, dataclasses.replace(call, record=record))
     probabilities = result.recorded['probabilities']
     shape = probabilities.shape
-    segments = source_of(self, call.source).tokens.segments
-    keys = jnp.ones((1, 1), jnp.int32) if segments is None else segments
-    keys = jnp.broadcast_to(keys != 0, (shape[0], shape[3])).astype(jnp.float32)
+    keys = source_of(self, call.source).tokens.present
+    keys = jnp.broadcast_to(keys, (shape[0], shape[3])).astype(jnp.float32)
     # Those of padding are zeros.
     rest = 1 - probabilities.sum(axis=2)
     share = (keys / jnp.maximum(keys.sum(axis=1, keepdims=True), 1))[:, None] / shape[1]

@@ -2,13 +2,12 @@
 https://arxiv.org/abs/2004.05150)."""
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
 from t2x.layers.attention.head_projections import (
   HeadFeatures,
@@ -18,9 +17,10 @@ from t2x.layers.attention.head_projections import (
   head_projection,
 )
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
+from t2x.layers.caches import WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result
 from t2x.layers.keys import named_key
 from t2x.layers.parameters import Initializer
 from t2x.layers.patterns.algebra import Global, Marked
@@ -28,7 +28,7 @@ from t2x.layers.patterns.algebra import Global, Marked
 __all__ = ['GlobalLocalAttention']
 
 
-class GlobalLocalAttention(HeadProjections):
+class GlobalLocalAttention(WithoutCache, HeadProjections):
   """Multi-head attention in which global tokens have their own query, key and value projections.
 
   Which keys a query sees is decided only by the pattern, such as `Window(256) | Global(1)` for the window of
@@ -46,6 +46,12 @@ class GlobalLocalAttention(HeadProjections):
   Raises:
     UserError: see `HeadProjections`; when called, the tokens do not have the mark of `global_tokens`.
   """
+
+  # Longformer's language models have windows without global tokens.
+  no_cache = (
+    'cannot decode token by token: use it in an Encoder, or MultiHeadAttention with the pattern '
+    'Window(size) in a Decoder'
+  )
 
   def __init__(
     self,
@@ -68,15 +74,6 @@ class GlobalLocalAttention(HeadProjections):
     self.global_tokens = global_tokens
     self.kernel = kernel
     self.dropout_rate = dropout_rate
-
-  def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
-  ) -> NoReturn:
-    """Raises UserError: Longformer's language models have windows without global tokens."""
-    raise UserError(
-      'GlobalLocalAttention cannot decode token by token: use it in an Encoder, or MultiHeadAttention with '
-      'the pattern Window(size) in a Decoder'
-    )
 
   def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
     """Attends from `x` to itself."""

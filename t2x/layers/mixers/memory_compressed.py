@@ -113,8 +113,7 @@ class MemoryCompressedAttention(HeadProjections):
     """
     self.check_call(call)
     q, k, v = self.project(x)
-    segments = call.tokens.segments
-    is_token = jnp.ones((1, x.shape[1]), bool) if segments is None else segments != 0
+    is_token = call.tokens.present
     if cache is None:
       check_one_segment(self, call.tokens)
       k, v = (jnp.where(is_token[..., None, None], a, 0) for a in (k, v))

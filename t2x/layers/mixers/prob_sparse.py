@@ -42,8 +42,7 @@ class ProbSparseAttention(WholeRow):
   def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from the chosen tokens of `x` to all of its tokens."""
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in self.project(x))
-    segments, length = call.tokens.segments, x.shape[1]
-    is_token = jnp.ones((1, 1, length), bool) if segments is None else (segments != 0)[:, None]
+    length, is_token = x.shape[1], call.tokens.present[:, None]
     count = is_token.sum(axis=-1, keepdims=True)
     scores = jnp.einsum('bhqd,bhkd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
     scores = scores * self.head_dim**-0.5

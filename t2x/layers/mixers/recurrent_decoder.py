@@ -117,9 +117,7 @@ class RecurrentDecoder(nnx.Module):
     source = source_of(self, call.source)
     if call.pattern.offsets() != Causal().offsets():
       raise UserError(f'RecurrentDecoder does not support the pattern {call.pattern}: use Causal()')
-    segments = call.tokens.segments
-    segments = jnp.ones(x.shape[:2], jnp.int32) if segments is None else segments
-    segments = jnp.broadcast_to(segments, x.shape[:2])
+    segments = jnp.broadcast_to(call.tokens.row_segments, x.shape[:2])
     state = self.init_cache(len(x), 0, x.dtype, source) if cache is None else cache
     # The cache of one document starts with its initial state.
     first: tuple[Array, ...] = (jnp.zeros(x.shape, state.fed.dtype),) * len(state.cell)

@@ -86,8 +86,7 @@ class RoutingAttention(HeadProjections):
     """Attends from the queries of each cluster of `x` to its keys."""
     is_causal = self.check_call(call)
     q, k, v = (a.swapaxes(1, 2) for a in self.rows(x))
-    segments = call.tokens.segments
-    present = jnp.broadcast_to(True if segments is None else segments != 0, x.shape[:2])
+    present = jnp.broadcast_to(call.tokens.present, x.shape[:2])
     q_similarity, k_similarity = self._similarity(q), self._similarity(k)
     distance = squared_distance(q_similarity, k_similarity, present)
     losses = {'commitment': scalar(self.commitment) / self.head_dim * distance}

@@ -67,8 +67,8 @@ class SinkhornAttention(WholeRow):
 
   def mix(self, x: Hidden, call: Call, is_causal: bool) -> HeadFeatures:
     """Attends from each token of `x` to its own and the matched block."""
-    segments, (batch, length) = call.tokens.segments, x.shape[:2]
-    present = jnp.broadcast_to(True if segments is None else segments != 0, (batch, length))
+    batch, length = x.shape[:2]
+    present = jnp.broadcast_to(call.tokens.present, (batch, length))
     block = min(self.block, length)
     q, k, v, present = (to_blocks(a, block) for a in (*self.rows(x), present))
     k, v = (jnp.where(present[..., None, None], a, 0) for a in (k, v))

@@ -3,7 +3,7 @@ https://arxiv.org/abs/2105.01601) and gMLP (Liu et al. 2021, https://arxiv.org/a
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,10 +17,11 @@ from t2x.layers.attention.head_projections import (
   check_patterns,
   nan_for_several_segments,
 )
+from t2x.layers.caches import WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu_exact
 from t2x.layers.initializers import normal, ones, xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, Sublayer
 from t2x.layers.norms import LayerNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
@@ -30,7 +31,7 @@ from t2x.layers.tokens import Tokens
 __all__ = ['SpatialGating', 'TokenMLP']
 
 
-class _FixedLength(nnx.Module):
+class _FixedLength(WithoutCache, nnx.Module):
   """Base class of mixers whose parameters belong to the positions of rows of one length; subclasses define `mix`.
 
   Raises:
@@ -38,19 +39,15 @@ class _FixedLength(nnx.Module):
       `patterns`, or there is a source.
   """
 
+  no_cache = (
+    'mixes all tokens of a row at once and cannot decode token by token: leave out evaluations that '
+    'generate, or use MultiHeadAttention'
+  )
+
   implements = (Sublayer,)
   reads = frozenset({'pattern'})
   patterns: tuple[Pattern, ...]
   max_length: int
-
-  def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
-  ) -> NoReturn:
-    """Raises UserError: all tokens of a row are mixed at once."""
-    raise UserError(
-      f'{type(self).__name__} mixes all tokens of a row at once and cannot decode token by token: '
-      'leave out evaluations that generate, or use MultiHeadAttention'
-    )
 
   def mix(self, x: Hidden, tokens: Tokens, is_causal: bool) -> Hidden:
     """Returns the outputs for complete rows; padding must not change those of tokens."""

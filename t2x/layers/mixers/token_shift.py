@@ -13,7 +13,8 @@ from jaxtyping import Array
 from t2x.layers.attention.head_projections import Hidden
 from t2x.layers.attention.masks import check_reads
 from t2x.layers.caches import Cache
-from t2x.layers.interfaces import Call, ExtrasSublayer, Result, Source, Sublayer
+from t2x.layers.composites import Around
+from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.tokens import Tokens
@@ -41,7 +42,7 @@ class ShiftCache(Cache):
     return ShiftCache(self.recent.share(copies, num_slots), own)
 
 
-class TokenShift(nnx.Module):
+class TokenShift(Around):
   """Applies a sublayer to an input whose second half of the features is that of the previous token.
 
   If the pattern also shows later tokens, the first third of the features is that of the next token, the second
@@ -53,8 +54,6 @@ class TokenShift(nnx.Module):
     sublayer: builds the token mixer or feed-forward layer.
   """
 
-  implements = (Sublayer,)
-
   def __init__(self, d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs):
     self.d_model = d_model
     self.sublayer: Any = sublayer(d_model, rngs=rngs)
@@ -63,16 +62,7 @@ class TokenShift(nnx.Module):
   def reads(self) -> frozenset[str]:
     return (self.sublayer.reads | {'pattern'}) - {'encoding.features'}
 
-  @property
-  def max_length(self) -> int | None:
-    """Maximum sequence length of the sublayer; None: no limit."""
-    return self.sublayer.max_length
-
-  def init_extras(self, x: Hidden) -> dict[str, Array]:
-    sublayer: ExtrasSublayer = self.sublayer
-    return sublayer.init_extras(x)
-
-  def init_cache(
+  def init_cache(  # type: ignore[override]  # Its sublayer reads no features.
     self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
   ) -> ShiftCache:
     """Returns an empty cache for the previous token, with that of the sublayer."""

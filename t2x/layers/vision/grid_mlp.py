@@ -1,12 +1,13 @@
 """Feed-forward layer that mixes grid neighbours (Mix-FFN of SegFormer, https://arxiv.org/abs/2105.15203, 3.1)."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.caches import WithoutCache
 from t2x.layers.feed_forward.mlp import MLP
 from t2x.layers.initializers import lecun_normal
 from t2x.layers.parameters import Initializer
@@ -16,7 +17,7 @@ from t2x.layers.vision.grids import check_full
 __all__ = ['GridMLP']
 
 
-class GridMLP(MLP):
+class GridMLP(WithoutCache, MLP):
   """MLP with a depthwise convolution of its hidden features before the activation; the zeros around the grid show a
   token its place, so that a model needs no position encoding.
 
@@ -29,6 +30,10 @@ class GridMLP(MLP):
     UserError: kernel_size is even; when called, the tokens do not fill a grid of rows and columns, the pattern is not
       Full(), or there is a source.
   """
+
+  no_cache = (
+    'cannot decode token by token, because a token depends on later ones: use it in an Encoder'
+  )
 
   reads = frozenset({'pattern'})
 
@@ -47,12 +52,6 @@ class GridMLP(MLP):
     super().__init__(d_model, hidden_dim=hidden_dim, rngs=rngs, **settings)
     self.convolution = GridConvolution(
       hidden_dim, kernel_size=kernel_size, group_size=1, init=filter_init, rngs=rngs
-    )
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
-    """Raises UserError: a token depends on later ones."""
-    raise UserError(
-      'GridMLP cannot decode token by token, because a token depends on later ones: use it in an Encoder'
     )
 
   def __call__(self, x, call, cache=None):

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import jax
 from flax import nnx
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
 from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.caches import WithoutCache
 from t2x.layers.composites import set_part
 from t2x.layers.embeddings.inputs import Embedder, Input
 from t2x.layers.interfaces import Call, Merge, Result, Sublayer
@@ -58,7 +59,7 @@ class _Sequence(nnx.Module):
     return result
 
 
-class GridBranch(_Sequence):
+class GridBranch(WithoutCache, _Sequence):
   """Parts over a grid in sequence, as a sublayer: a bottleneck of three convolutions in a residual connection.
 
   Args:
@@ -69,6 +70,10 @@ class GridBranch(_Sequence):
     UserError: a name is taken, or the parts change the grid or do not return to the width d_model; when called, the
       tokens do not fill a grid, the pattern is not Full(), or there is a source.
   """
+
+  no_cache = (
+    'cannot decode token by token, because a token depends on later ones: use it in an Encoder'
+  )
 
   implements = (Sublayer,)
   reads = frozenset({'pattern'})
@@ -87,12 +92,6 @@ class GridBranch(_Sequence):
         f'GridBranch.parts return {self.output_dim} features of a {self.num_merged}th of the tokens for a residual '
         f'stream of {d_model}: begin the stage with @ResidualMerge, whose shortcut does the same'
       )
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
-    """Raises UserError: a token depends on later ones."""
-    raise UserError(
-      'GridBranch cannot decode token by token, because a token depends on later ones: use it in an Encoder'
-    )
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None

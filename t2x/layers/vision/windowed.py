@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.caches import WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.keys import fold_in
@@ -24,7 +25,7 @@ from t2x.layers.vision.grids import check_full, grid_of
 __all__ = ['Windowed']
 
 
-class MixerOfParts(nnx.Module):
+class MixerOfParts(WithoutCache, nnx.Module):
   """Base class of sublayers that apply a token mixer to parts of the rows of a grid, as rows of their own.
 
   Args:
@@ -35,6 +36,8 @@ class MixerOfParts(nnx.Module):
   Raises:
     UserError: the mixer passes arrays from layer to layer.
   """
+
+  no_cache = 'cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
 
   implements = (Sublayer,)
   max_length: int | None = None
@@ -50,12 +53,6 @@ class MixerOfParts(nnx.Module):
   @property
   def reads(self) -> frozenset[str]:
     return (self.mixer.reads & {'encoding', 'record.probabilities'}) | {'pattern'}
-
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Any = None) -> NoReturn:
-    """Raises UserError: a part is not known before all of its tokens are."""
-    raise UserError(
-      f'{type(self).__name__} cannot decode token by token: use it in an Encoder, or a Decoder with a pattern'
-    )
 
 
 class Windowed(MixerOfParts):
