@@ -42,7 +42,6 @@ from t2x.tasks.prefix_lm import *
 from t2x.tasks.regression import *
 from t2x.tasks.replaced_tokens import *
 from t2x.tasks.sequence_classification import *
-from t2x.tasks.span_corruption import *
 from t2x.tasks.span_prediction import *
 from t2x.tasks.text import *
 from t2x.tasks.transcription import *

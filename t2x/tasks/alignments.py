@@ -19,7 +19,6 @@ from t2x.data import Tokenizer
 from t2x.data.sources.subset import spread
 from t2x.models.ranks import ROUNDING, choice
 from t2x.tasks.base import Task
-from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.inspection import source_readers
 from t2x.tasks.translation import Translation
@@ -189,13 +188,7 @@ def _weights(
   task: Translation, readers: frozenset[str], model: Any, batch: Mapping[str, jax.Array]
 ) -> Float[jax.Array, 'batch target source']:
   """Returns the attention of each target token to the source, the mean over heads and layers."""
-  out = model.hidden(
-    batch['source'],
-    shift_right(batch['target'], batch['target_segments'], task.tokenizer.ids.start_id),
-    source_tokens=task.side(batch, 'source'),
-    target_tokens=task.side(batch, 'target'),
-    record=frozenset({'probabilities'}),
-  )
+  out = task.hidden(model, batch, None, record=frozenset({'probabilities'}))
   # [repeats, batch, heads, target, source]
   layers = [
     array.mean(axis=2)

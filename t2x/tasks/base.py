@@ -28,6 +28,7 @@ __all__ = ['Task']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
+GREEDY: Strategy = Greedy()
 # Sums over examples that are no metrics: each example's value is reported under the other name.
 OF_EXAMPLES = {'example/label': 'label', 'example/prediction': 'prediction'}
 
@@ -46,6 +47,8 @@ class Task(abc.ABC):
   train_split: Text = 'train'
   eval_split: Text = 'validation'
 
+  # The decoding strategy of a task without this setting.
+  strategy = GREEDY
   # The arrays of a batch that the model must take, in order, with their kinds, and the outputs that the loss is
   # computed from, by the names of `ModelSpec`.
   inputs: ClassVar[Inputs] = {'tokens': 'ids'}
@@ -94,8 +97,8 @@ class Task(abc.ABC):
 
   @property
   def default_strategy(self) -> Strategy:
-    """The decoding strategy of `generate` if the caller sets none."""
-    return Greedy()
+    """The decoding strategy of `generate` if the caller sets none: the setting `strategy`, if the task has one."""
+    return self.strategy
 
   @property
   def vocab_size(self) -> int | None:

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Finite, Natural, Positive, Size
+from t2x.base.ranges import Finite, Natural, Positive, Size, TunableNonNegative, TunableRate
 from t2x.data import ImageFit, Tokenizer
 from t2x.data.images import fix_statistics, normalise, random_crop
 from t2x.data.sources.image_folder import read_image
+from t2x.decode import Beam, Strategy
 from t2x.layers import InputKind, Tokens
-from t2x.tasks.text import check_shapes
-from t2x.tasks.translation import SourceTargetTask, TargetText
+from t2x.models import Inputs
+from t2x.tasks.encoder_decoder import generated_targets, padded_side, sides_spec, teacher_forced
+from t2x.tasks.text import TextTask, answers, check_shapes, in_training
 
 __all__ = ['Captions', 'ImageModality', 'Modality']
 
@@ -129,30 +131,40 @@ class PrepareCaption:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Captions(TargetText, SourceTargetTask):
+class Captions(TextTask):
   """Predicts the `target` text of an example from its `source`, such as an image; each row is one example.
 
   Prompts of `generate` are paths of files, or sources as in the examples.
 
   Attributes:
     modality: prepares sources, and sets which kind of input the model reads.
+    target_length: maximum number of target tokens, including eos.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only.
+    strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   modality: Modality
+  target_length: Size
+  label_smoothing: TunableRate = 0.1
+  z_loss: TunableNonNegative = 0.0
+  strategy: Strategy = Beam(width=4)
 
+  answers_prompts: ClassVar[bool] = True
+  is_causal: ClassVar[bool] = True
+  target_segments: ClassVar[str] = 'target_segments'
+  data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'strategy'}
   text_fields: ClassVar[tuple[str, ...]] = ('target',)
   prompts: ClassVar[Literal['texts', 'files']] = 'files'
 
-  def __post_init__(self):
-    object.__setattr__(self, 'inputs', {'source': self.modality.kind, 'target': 'ids'})
+  @property
+  def inputs(self) -> Inputs:  # type: ignore[override]
+    """The source, of the kind of the modality, and the target."""
+    return {'source': self.modality.kind, 'target': 'ids'}
 
   @property
   def plan(self):
     """None: sources are prepared when they are read."""
-
-  @property
-  def lengths(self):
-    return {'target': self.target_length}
 
   def transform(self, *, train):
     return PrepareCaption(
@@ -165,20 +177,33 @@ class Captions(TargetText, SourceTargetTask):
 
   def spec(self, batch_size):
     """Returns the columns of the modality and of the target: int32 [batch, target_length]."""
-    return self.modality.spec(batch_size) | super().spec(batch_size)
+    return self.modality.spec(batch_size) | sides_spec(batch_size, {'target': self.target_length})
 
-  def side(self, batch, name):
-    if name == 'source':
-      return self.modality.tokens(batch)
-    return Tokens.row(self.target_length, segments=batch['target_segments'], right_padded=True)
+  def sums(self, model, batch, key):
+    """Returns loss and accuracy over the target tokens, including eos."""
+    sides = self.modality.tokens(batch), padded_side(batch, 'target')
+    out = teacher_forced(model, batch, *sides, self.tokenizer.ids.start_id, key)
+    smoothing, z_loss = in_training(key, self.label_smoothing), in_training(key, self.z_loss)
+    weights = self.weighted_targets(batch)
+    sums = model.cross_entropy(out.x, batch['target'], weights, smoothing=smoothing, z_loss=z_loss)
+    return self.with_auxiliaries(sums, model, out, batch, key)
 
   def check_prompt(self, prompt):
     """Raises UserError if a prompt is no file of a source."""
     self._read(prompt)
 
-  def prompt_of(self, example):
-    """Returns the example."""
+  @property
+  def answer_length(self) -> int:
+    """Maximum number of generated tokens, including eos."""
+    return self.target_length
+
+  def prompt_of(self, example: Mapping[str, Any]) -> Any:
+    """Returns the prompt of `generate` for an example: the example."""
     return example
+
+  def fits(self, example: Mapping[str, Any]) -> bool:
+    """Returns True: no example is dropped."""
+    return True
 
   def first_ids(self, example: Mapping[str, Any]) -> Sequence[int]:
     """Returns the ids after the start token that the decoder gets for a source, in training and in generation."""
@@ -200,9 +225,10 @@ class Captions(TargetText, SourceTargetTask):
     columns = {name: np.stack([row[name] for row in prepared]) for name in prepared[0]}
     first = [self.first_ids(example) for example in examples]
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return self.answers(self._generate(model, columns, first, seed, **settings))
+    return answers(self._generate(model, columns, first, seed, **settings), self.fitted)
 
-  def check_generate(self, model, strategy, batch_size):
+  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+    """Raises UserError if the model cannot generate for a batch of sources; see `Translation`."""
     columns = {name: np.zeros(s.shape, s.dtype) for name, s in self.spec(batch_size).items()}
     settings = {'strategy': strategy, 'max_new_tokens': self.answer_length}
     first = [[self.fitted.pad_id] * self.num_first] * batch_size
@@ -215,7 +241,7 @@ class Captions(TargetText, SourceTargetTask):
 
   def _generate(self, model, columns, first, seed=0, **settings):
     source, tokens = columns['source'], self.modality.tokens(columns)
-    return self.generated(model, source, tokens, seed, first=first, **settings)
+    return generated_targets(self.fitted, model, source, tokens, seed, first=first, **settings)
 
   def _example(self, prompt: Any) -> Mapping[str, Any]:
     """Returns an example without its target."""

@@ -19,7 +19,7 @@ from t2x.tasks.base import Task
 from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.marks import MarkRule
-from t2x.tasks.text import TextTask, answers, check_causal, check_shapes, continued, in_training
+from t2x.tasks.text import TextTask, answers, check_shapes, continued, in_training
 
 __all__ = ['CausalLM', 'Samples']
 
@@ -85,11 +85,8 @@ class CausalLM(TextTask):
   learns_from_teacher: ClassVar[bool] = True
   answers_prompts: ClassVar[bool] = True
   predicts_next: ClassVar[bool] = True
+  is_causal: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'strategy'}
-
-  @property
-  def default_strategy(self):
-    return self.strategy
 
   def transform(self, *, train):
     """Returns the transform that samples segmentations, if `pieces` is set."""
@@ -99,14 +96,6 @@ class CausalLM(TextTask):
     """tokens, segments, positions: int32 [batch, length]."""
     shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
     return {'tokens': shape, 'segments': shape, 'positions': shape}
-
-  def check_model(self, model):
-    """Also raises UserError if a block attends to later tokens."""
-    super().check_model(model)
-    check_causal(model, self.length, 'CausalLM', self.marks)
-
-  def target_weights(self, batch):
-    return (batch['segments'] != 0).astype(jnp.float32)
 
   def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
     """Returns the model's output with the hidden vectors of the rows, of which number i predicts token i."""

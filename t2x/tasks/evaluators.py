@@ -149,7 +149,7 @@ class TaskEvaluator(Evaluator):
     packages: packages that the evaluator imports.
   """
 
-  kinds: ClassVar[tuple[type[Task], ...]]
+  kinds: ClassVar[tuple[type, ...]]
   names: ClassVar[str] = ''
   packages: ClassVar[tuple[str, ...]] = ()
 

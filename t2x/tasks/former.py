@@ -17,6 +17,10 @@ BASES = {
   'TextsTask': 'derive from LabelledTask, with num_texts and plans',
   'FieldsTask': "derive from LabelledTask, with the settings 'fields: Annotated[Sequence[Text], NonEmpty] = ('text',)' "
   "and 'further_orders: Sequence[Sequence[Text]] = ()'",
+  'SourceTargetTask': 'derive from TextTask; Translation in t2x/tasks/translation.py is an example',
+  'TargetText': "derive from TextTask, with the settings 'target_length: Size', 'label_smoothing: TunableRate = 0.1' "
+  "and 'strategy: Strategy = Beam(width=4)'",
+  'DroppedPairs': "derive from TextTask, with the setting 'max_dropped: Fraction = 0.1'",
 }
 # Name of a method of a class -> what to override instead.
 HOOKS = {

@@ -7,7 +7,7 @@ Improving Language Understanding by Generative Pre-Training, section 3.3).
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
+from t2x.base.names import missing
 from t2x.base.ranges import Size, Text
 from t2x.data import LabelledPlan
 from t2x.data.several_texts import joined_plans
@@ -22,10 +23,13 @@ from t2x.layers import named_key
 from t2x.layers.keys import repeated_keys
 from t2x.models import Output
 from t2x.parallel.placed import runs_model
-from t2x.tasks.base import Task
+from t2x.tasks.former import BASES
 from t2x.tasks.marks import MarkRule
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import TextTask, encoded_spec, hidden_of
+
+if not TYPE_CHECKING:  # Type checkers would accept every name.
+  __getattr__ = missing(__name__, BASES)
 
 Batch = Mapping[str, jax.Array]
 # The values of settings that a task does not have.
@@ -55,6 +59,7 @@ class LabelledTask(TextTask):
   further_orders = NO_ORDERS
 
   answers_prompts: ClassVar[bool] = True
+  has_perplexity: ClassVar[bool] = False
   # The numbers of an example with which the prediction is compared: column -> type.
   numbers: ClassVar[Mapping[str, Any]] = {}
 
@@ -181,10 +186,6 @@ class LabelledTask(TextTask):
     return super().with_auxiliaries(
       metrics, model, out, self.by_text(batch), self.keys_by_text(key)
     )
-
-  def summarise(self, means, info=None):
-    """Returns the metrics without perplexity, which is meaningless for classes."""
-    return Task.summarise(self, means, info)
 
   def run_on_examples(
     self,

@@ -13,7 +13,7 @@ from t2x.base.ranges import Size
 from t2x.data import JoinedPairs
 from t2x.layers import RowLayout, Tokens
 from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.text import check_causal, continued
+from t2x.tasks.text import continued, in_training
 from t2x.tasks.translation import PairTask
 
 __all__ = ['PrefixLM']
@@ -49,11 +49,6 @@ class PrefixLM(PairTask):
     shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
     return dict.fromkeys(('tokens', 'segments', 'positions', 'in_source'), shape)
 
-  def check_model(self, model):
-    """Also raises UserError if a block attends to later tokens outside the source."""
-    super().check_model(model)
-    check_causal(model, self.length, 'PrefixLM')
-
   def target_weights(self, batch):
     """Returns weight 1 for each target token that is not padding."""
     return ((batch['segments'] != 0) & (batch['in_source'] == 0)).astype(jnp.float32)
@@ -73,7 +68,9 @@ class PrefixLM(PairTask):
       ),
       key=key,
     )
-    sums = self.token_sums(model, out.x, tokens, batch, key, self.label_smoothing)
+    smoothing, z_loss = in_training(key, self.label_smoothing), in_training(key, self.z_loss)
+    weights = self.weighted_targets(batch)
+    sums = model.cross_entropy(out.x, tokens, weights, smoothing=smoothing, z_loss=z_loss)
     return self.with_auxiliaries(sums, model, out, batch, key)
 
   def _generate(self, model, sources, seed=0, **settings):

@@ -33,6 +33,7 @@ from t2x.models.losses import Sums
 from t2x.parallel.placed import Placed
 from t2x.tasks.auxiliary import Auxiliary, check_auxiliaries, with_auxiliaries
 from t2x.tasks.base import Task
+from t2x.tasks.dropped_pairs import NO_LIMIT, dropped_pairs, note_dropped
 from t2x.tasks.former import BASES
 from t2x.tasks.losses import present_tokens
 from t2x.tasks.marks import NO_RULES, check_marks, marks_of
@@ -88,8 +89,16 @@ class TextTask(Task):
   pieces: SampledPieces | None = None
   auxiliaries: Mapping[Text, Auxiliary] = dataclasses.field(default_factory=dict)
 
-  # The rules of a task without this setting: no token is marked.
+  # The values of settings that a task may have: rules that mark tokens, and the share of the pairs of a split that may
+  # be dropped as too long.
   marks = NO_RULES
+  max_dropped = NO_LIMIT
+  # The column of the segments of the predicted tokens. Each that is not padding is a target.
+  target_segments: ClassVar[str] = 'segments'
+  # Whether a token is predicted from those before it, so that no block may attend to later tokens.
+  is_causal: ClassVar[bool] = False
+  # Whether the loss is that of tokens, so that its exponential is a perplexity.
+  has_perplexity: ClassVar[bool] = True
   tokenizes: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = Task.data_fields | {'pieces'}
 
@@ -211,17 +220,34 @@ class TextTask(Task):
     return token_rows(self.source, split, self.fitted, task.plan)
 
   def check_model(self, model):
-    """Also raises UserError if the token embedding is smaller than the vocabulary, for an auxiliary objective, or if no
-    pattern of the model reads a mark."""
+    """Also raises UserError if the token embedding is smaller than the vocabulary, for an auxiliary objective, if no
+    pattern of the model reads a mark, or if a block attends to later tokens."""
     super().check_model(model)
     check_auxiliaries(self.objectives, self, model)
     check_marks(model, self.marks, type(self).__name__)
+    if self.is_causal:
+      length = self.spec(1)[self.target_segments].shape[1]
+      check_causal(model, length, type(self).__name__, self.marks)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
         f'the token embedding of the model has {size} rows, but the tokenizer has {tokens} tokens: '
         f'set TokenEmbedding.vocab_size to at least {tokens}, or leave it out'
       )
+
+  def note_rows(self, split, rows):
+    """Returns a warning if more than one percent of the pairs of a split are dropped.
+
+    Raises:
+      UserError: more than `max_dropped` are.
+    """
+    if self.max_dropped is None:
+      return ''
+    return note_dropped(type(self).__name__, split, rows, self.plan.lengths, self.max_dropped)
+
+  def target_weights(self, batch):
+    """Returns weight 1 for each predicted token that is not padding."""
+    return (batch[self.target_segments] != 0).astype(jnp.float32)
 
   def weights(self, batch):
     """Returns the weights of the loss terms, including those of the auxiliary objectives."""
@@ -245,10 +271,12 @@ class TextTask(Task):
     return with_auxiliaries(self.objectives, self, metrics, model, out, batch, key)
 
   def summarise(self, means, info=None):
-    """Returns the metrics with perplexity."""
+    """Returns the metrics with perplexity, if the loss is that of tokens, and with the numbers of pairs in rows and of
+    dropped pairs, if pairs are dropped."""
     metrics = super().summarise(means, info)
-    metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
-    return metrics
+    if self.has_perplexity:
+      metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
+    return metrics if self.max_dropped is None else metrics | dropped_pairs(info)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,51 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.decode import Strategy
-from t2x.tasks.base import Task
 from t2x.tasks.evaluators import NUM_SAMPLES, Evaluation, TaskEvaluator, text_of
 from t2x.tasks.prediction import in_batches
-from t2x.tasks.translation import TargetText
 
 __all__ = ['Translations']
+
+
+@runtime_checkable
+class TargetTask(Protocol):
+  """Interface of tasks that generate the `target` text of an example.
+
+  Attributes:
+    strategy: decoding strategy.
+  """
+
+  strategy: Strategy
+
+  @property
+  def answer_length(self) -> int:
+    """Maximum number of generated tokens, including eos."""
+    ...
+
+  def prompt_of(self, example: Mapping[str, Any]) -> Any:
+    """Returns the prompt of `generate` for an example."""
+    ...
+
+  def fits(self, example: Mapping[str, Any]) -> bool:
+    """Returns whether the rows contain an example, so that all metrics of a split are over the same ones."""
+    ...
+
+  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+    """Raises UserError if the model cannot generate for a batch of sources of the maximum length."""
+    ...
+
+  def generate(
+    self, model: Any, prompts: Sequence[Any], **settings: Any
+  ) -> list[list[dict[str, Any]]]:
+    """Generates the targets of prompts; see `Task.generate`."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,14 +66,14 @@ class GeneratedTargets(TaskEvaluator):
   def check(self, task, model):
     """Also raises UserError if the model cannot generate for the longest source."""
     super().check(task, model)
-    assert isinstance(task, TargetText)
+    assert isinstance(task, TargetTask)
     task.check_generate(model, self.strategy or task.strategy, self.batch_size)
 
   def __call__(self, evaluated):
     """Generates the targets of the examples and returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, TargetText)
-    split, model = self._examples(task), evaluated.model()
+    assert isinstance(task, TargetTask)
+    split, model = self._examples(evaluated.task), evaluated.model()
     examples = [example for example in (split[i] for i in range(len(split))) if task.fits(example)]
     if not examples:
       raise UserError(f'{type(self).__name__}: all of the {len(split)} examples are too long')
@@ -85,7 +117,7 @@ class Translations(GeneratedTargets):
 
   language: str = ''
 
-  kinds: ClassVar[tuple[type[Task], ...]] = (TargetText,)
+  kinds: ClassVar[tuple[type, ...]] = (TargetTask,)
   names: ClassVar[str] = '@Translation and @PrefixLM and @Captions'
 
   def check(self, task, model):

@@ -144,10 +144,6 @@ class SampledPixels(PixelTask, TokenTask):
   predicts_next: ClassVar[bool] = True
   data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'strategy'}
 
-  @property
-  def default_strategy(self):
-    return self.strategy
-
   def count(self, batch):
     return np.count_nonzero(batch['weight']) * batch['tokens'].shape[1]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.base.ranges import NonEmpty, Size
+from t2x.base.ranges import Fraction, NonEmpty, Size
 from t2x.data import PadPairs
 from t2x.data.sources.subset import spread
 from t2x.domains.retrieval.pair_losses import PairLoss, PairRows, Scores, Softmax
@@ -17,7 +17,6 @@ from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
 from t2x.tasks.base import Task
-from t2x.tasks.dropped_pairs import DroppedPairs
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.output import TaskOutput
 from t2x.tasks.text import TextTask
@@ -57,6 +56,7 @@ class PairTask(TextTask):
   outputs: ClassVar[str] = 'paired vectors'
   head: ClassVar[str] = 'TwoTower'
   unit: ClassVar[str] = 'examples'
+  has_perplexity: ClassVar[bool] = False
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
@@ -99,13 +99,9 @@ class PairTask(TextTask):
       sums['bias'] = bias * total, total
     return TaskOutput(sums, a.aux + b.aux)
 
-  def summarise(self, means, info=None):
-    """Returns the metrics without perplexity."""
-    return Task.summarise(self, means, info)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Contrastive(DroppedPairs, PairTask):
+class Contrastive(PairTask):
   """Learns vectors of pairs of texts, of which each is closer to its own counterpart than to those of other pairs.
 
   Texts that are equal in several pairs of a batch are negatives of each other: `Deduplicated` removes
@@ -114,10 +110,14 @@ class Contrastive(DroppedPairs, PairTask):
   Attributes:
     source_length: maximum number of tokens of a source, including eos. Longer pairs are dropped.
     target_length: maximum number of tokens of a target, including eos.
+    max_dropped: share of the pairs of a split that may be dropped as too long; more are an error.
   """
 
   source_length: Size
   target_length: Size
+  max_dropped: Fraction = 0.1
+
+  data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'max_dropped'}
 
   @property
   def plan(self):
