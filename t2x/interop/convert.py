@@ -1,13 +1,13 @@
 """Conversion between Hugging Face model folders and run folders, and of old run folders: `t2x convert`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
-from t2x.base.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
+from t2x.base.external_files import Fields, Ids, Object, printed, read_bytes, read_json
 from t2x.base.files import check_new_folder
 from t2x.experiments import read_config, read_experiment
 from t2x.interop.speech import speech_fields, speech_gin
@@ -21,8 +21,19 @@ Experiment.task = @{task}()
 # Row length of its task, in tokens.
 LENGTH = 512
 
-# Files of the model folder that the run folder keeps in hub/, for fields that have no equivalent in t2x.
 CONFIG, GENERATION = 'config.json', 'generation_config.json'
+# Files of the tokenizer, with its chat template, and of the preparation of images and audio.
+TOKENIZER = (
+  *('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
+  *('chat_template.jinja', 'chat_template.json', 'vocab.json', 'vocab.txt', 'merges.txt'),
+  *('spiece.model', 'tokenizer.model', 'source.spm', 'target.spm'),
+)
+# Folder of tensors without effect in t2x.
+KEPT = 'kept'
+PROCESSOR = ('preprocessor_config.json', 'processor_config.json')
+# Files of the model folder that the run folder keeps in hub/, for what has no equivalent in t2x. Runs that are
+# initialised from it copy them.
+HUB = (CONFIG, GENERATION, *TOKENIZER, *PROCESSOR)
 
 
 def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -> None:
@@ -35,7 +46,10 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
     out: the new run folder.
     overrides: `NAME=VALUE` each; they override the config that is derived from config.json.
   """
+  import numpy as np
+
   from t2x.data.prepared_folders import write_folder
+  from t2x.interop.safetensors import write_tensors
   from t2x.interop.streaming import save_streamed
 
   check_new_folder('--out', out)
@@ -49,8 +63,7 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
     notes.insert(1, f'ignored tensors, which {source.fields["architecture"]} does not use: {names}')
   # Everything that may be invalid is read before the weights are copied.
   rendered = config_lib.render(imported.config)
-  paths = {name: source.folder / name for name in (CONFIG, GENERATION)}
-  hub = {name: read_bytes(path, SMALL) for name, path in paths.items() if path.exists()}
+  hub = _files(source.folder, HUB)
 
   def write(folder: Path) -> None:
     save_streamed(folder / 'checkpoints', {f'params.{name}': a for name, a in arrays.items()}, {})
@@ -59,6 +72,9 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
     (folder / 'hub').mkdir()
     for name, contents in hub.items():
       (folder / 'hub' / name).write_bytes(contents)
+    if kept := source.kept:
+      specs = {name: (tensor.shape, tensor.dtype) for name, tensor in kept.items()}
+      write_tensors(folder / 'hub' / KEPT, specs, lambda name: np.asarray(kept[name]))
     if tokenizer:
       tokenizer.save(folder / 'tokenizer')
 
@@ -154,6 +170,11 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
   )
 
 
+def _files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+  """Returns the contents of the files that a folder has."""
+  return {name: read_bytes(folder / name) for name in names if (folder / name).exists()}
+
+
 def _eos_ids(folder: Path, vocab_size: int) -> list[int]:
   """Returns the end tokens in config.json, the defaults for generation_config.json."""
   path = folder / CONFIG
@@ -183,8 +204,8 @@ def export_run(
   from t2x.data import load_tokenizer
   from t2x.data.prepared_folders import write_folder
   from t2x.interop import export
+  from t2x.interop.safetensors import read_tensors
   from t2x.layers.arrays import named_leaves
-  from t2x.tasks import CausalLM
   from t2x.train.checkpoints.saved_params import SavedParams
   from t2x.train.checkpoints.store import Checkpoints
 
@@ -206,27 +227,42 @@ def export_run(
     return read_experiment([config_lib.GinText(gin, f'{run}, as another family,')]).model
 
   def write(folder: Path) -> None:
-    extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
-    extra |= speech_fields(task, folder)
+    imported, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    extra = imported | speech_fields(task, folder)
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if tokenizer is not None:
-      ids, fields = _token_fields(task, tokenizer)
-      extra, generation = ids | extra, generation or fields
+      keeps = bool(generation) and _keeps_strategy(task, tokenizer, generation)
+      ids, fields = _token_fields(task, tokenizer, quiet=keeps)
+      extra = extra if imported else ids | extra
+      generation = generation if keeps else generation | fields
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
-    family = export(model, build, folder, array, model_type, extra)
+    kept = read_tensors(run / 'hub' / KEPT) if (run / 'hub' / KEPT).exists() else {}
+    family = export(model, build, folder, array, model_type, extra, kept)
     print(f'{run}, step {step}: {family.model_type}')
+    for name, contents in _files(run / 'hub', PROCESSOR).items():
+      (folder / name).write_bytes(contents)
     if tokenizer is not None:
       try:
-        # transformers and vLLM would append the end token of training documents to prompts.
-        written = tokenizer.prompts_only() if isinstance(task, CausalLM) else tokenizer
-        for name, contents in written.hub_files().items():
+        for name, contents in _tokenizer_files(run, task, tokenizer).items():
           (folder / name).write_bytes(contents)
       except UserError as error:
         print(f'no tokenizer written: {error}')
 
   write_folder(to, write)
   print(f'wrote {to}')
+
+
+def _tokenizer_files(run: Path, task: Any, tokenizer: Any) -> dict[str, bytes]:
+  """Returns the imported files of the tokenizer, with its chat template, or new ones for another tokenizer."""
+  from t2x.data import load_hub_tokenizer
+  from t2x.tasks import CausalLM
+
+  files = _files(run / 'hub', TOKENIZER)
+  if files and load_hub_tokenizer(run / 'hub').fingerprint == tokenizer.fingerprint:
+    return files
+  # transformers and vLLM would append the end token of training documents to prompts.
+  return (tokenizer.prompts_only() if isinstance(task, CausalLM) else tokenizer).hub_files()
 
 
 def _check_mup(experiment: Any) -> None:
@@ -239,10 +275,19 @@ def _check_mup(experiment: Any) -> None:
     )
 
 
-def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _keeps_strategy(task: Any, tokenizer: Any, generation: Mapping[str, Any]) -> bool:
+  """Returns whether an imported generation_config.json is kept: the task sets no other strategy."""
+  from t2x.decode.generation_config import strategy_of
+
+  imported, _ = strategy_of(generation, eos_id=tokenizer.eos_id)
+  own = getattr(task, 'strategy', imported)
+  return own in (imported, getattr(type(task), 'strategy', None))
+
+
+def _token_fields(task: Any, tokenizer: Any, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns the special ids for config.json, and generation_config.json, {} for tasks that do not generate.
 
-  Prints the settings of the task's strategy that generation_config.json does not have.
+  Prints the settings of the task's strategy that generation_config.json does not have, unless `quiet`.
   """
   from t2x.decode.generation_config import fields_of
   from t2x.tasks import CausalLM, Transcription, Translation
@@ -255,7 +300,7 @@ def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, 
   if strategy is None:
     return ids, {}
   fields, missing = fields_of(strategy)
-  if missing:
+  if missing and not quiet:
     print(f'not in {GENERATION}: {", ".join(missing)}')
   return ids, ids | fields
 

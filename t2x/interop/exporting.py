@@ -41,6 +41,7 @@ IGNORED_ATTRIBUTES = {
   'stochastic_depth',
   'unroll',
 }
+LABELS = ('id2label', 'label2id')
 KERNELS = (Auto, Blockwise, Dense, PallasMHA, Splash, XLA)
 
 Build = Callable[[str], Callable[..., nnx.Module]]
@@ -53,6 +54,7 @@ def export(
   arrays: Callable[[str], np.ndarray],
   model_type: str | None = None,
   extra: Mapping[str, Any] | None = None,
+  kept: Mapping[str, np.ndarray] | None = None,
 ) -> Family:
   """Writes config.json and safetensors files, one tensor at a time, without the padding of vocabularies.
 
@@ -63,6 +65,7 @@ def export(
     arrays: maps the name of a t2x parameter to its value.
     model_type: the family to export as; None: a family whose config.json describes `model`, that of `extra` first.
     extra: additional fields of config.json: those of an imported folder are kept unchanged if they describe `model`.
+    kept: tensors without effect in t2x by name, which are written if the family has them.
 
   Returns:
     The family.
@@ -80,11 +83,15 @@ def export(
   specs = {
     name.removeprefix(prefix): (table.tensor_shape(name), np.float32) for name in table.tensors
   }
+  more = family.kept_of(kept or {})
+  specs |= {name: (tensor.shape, np.float32) for name, tensor in more.items()}
   cache: dict[str, np.ndarray] = {}
   cached_rule = None
 
   def tensor(name: str) -> np.ndarray:
     nonlocal cached_rule
+    if name in more:
+      return np.asarray(more[name], np.float32)
     entry, slices = table.tensors[prefix + name], []
     if entry.rule is not cached_rule:  # The layers of a rule are consecutive.
       cache.clear()
@@ -108,8 +115,10 @@ def _contents(
   if extra.get('model_type') == family.model_type and _same_model(family, config, extra):
     kept = {name: value for name, value in extra.items() if name != 'torch_dtype'}
     return kept | {name: config[name] for name in ('architectures', 'dtype')}
+  if extra.get('model_type', family.model_type) != family.model_type:  # Fields of another family.
+    extra = {name: v for name, v in extra.items() if name in LABELS or name.endswith('_token_id')}
   if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Labels of another head.
-    extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
+    extra = {name: value for name, value in extra.items() if name not in LABELS}
   return family.json(config, extra)
 
 

@@ -1,6 +1,7 @@
 """Families of Hugging Face models: the fields of config.json, and the names and layouts of tensors."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,6 +185,7 @@ class Family:
     bare: the architecture of the bare model, if models can be exported without a head.
     renamed: regular expression -> replacement, applied first to tensor names of old files.
     ignored: patterns of tensor names that are not read: copies of tied tables, buffers.
+    kept: patterns of tensor names without effect in t2x, which a run folder keeps for its export (mask tokens).
     nested: names of the objects in config.json that describe parts of the model, the part of texts first. Their fields
       are named `OBJECT.FIELD` in the template, `declared` and values. `NO_EFFECT` and `no_effect` apply to them, too.
   """
@@ -202,7 +204,13 @@ class Family:
   bare: str = ''
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
+  kept: Sequence[str] = ()
   nested: Sequence[str] = ()
+
+  def kept_of(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the tensors whose names match `kept`."""
+    patterns = '|'.join(self.kept) or '(?!)'
+    return {name: tensor for name, tensor in tensors.items() if re.fullmatch(patterns, name)}
 
   def flat(self, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns the fields of a config.json, those of `nested` objects with their full names.

@@ -114,7 +114,8 @@ class HFModel:
     leaves = dict(named_leaves(model))
     table = Table(self.family.rules, {name: tuple(leaf.shape) for name, leaf in leaves.items()})
     shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
-    unused = table.check(shapes, self.family.ignored, str(self.folder))
+    ignored = [*self.family.ignored, *self.family.kept]
+    unused = table.check(shapes, ignored, str(self.folder))
     self._check_types(table)
 
     def lazy(name: str, leaf: Any) -> Lazy:
@@ -136,6 +137,11 @@ class HFModel:
       return Lazy(tuple(leaf.shape), leaf.dtype, read)
 
     return {name: lazy(name, leaf) for name, leaf in leaves.items()}, unused
+
+  @property
+  def kept(self) -> dict[str, np.ndarray]:
+    """The tensors without effect in t2x that an export of the model has again."""
+    return self.family.kept_of(self.tensors)
 
   def _check_types(self, table: Table) -> None:
     """Raises UserError for quantised weights."""

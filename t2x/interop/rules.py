@@ -8,7 +8,7 @@ parameter name is the number of an expert, along the next dimension.
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -44,6 +44,12 @@ def dense(prefix: str, *modules: str, layout: Layout = LINEAR) -> tuple[Rule, Ru
     Rule(f'{prefix}.weight', tuple(f'{module}.kernel' for module in modules), layout),
     Rule(f'{prefix}.bias', tuple(f'{module}.bias' for module in modules), layout.bias),
   )
+
+
+def only_if(rules: Iterable[Rule], requires: str = '', excludes: str = '') -> Iterator[Rule]:
+  """Yields rules with conditions; see `Rule`."""
+  for rule in rules:
+    yield dataclasses.replace(rule, requires=requires, excludes=excludes)
 
 
 def norm(prefix: str, module: str) -> tuple[Rule, Rule]:

@@ -39,6 +39,12 @@ def _parts_in_order(part: Any) -> tuple[Any, ...]:
   return tuple(vars(part)[name] for name in part.names)
 
 
+def _biases(part: Any) -> Any:
+  """Returns whether queries, keys and values have biases, or the names of those that have."""
+  names = [name for name in 'qkv' if vars(part)[name].bias is not None]
+  return len(names) == 3 if len(names) in (0, 3) else names
+
+
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'AudioStem.num_features': lambda part: part.input.shape[-1],
@@ -64,17 +70,20 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'LMHead.use_bias': lambda part: part.out.bias is not None,
   'LayerNorm.use_bias': lambda part: part.bias is not None,
   'MaskedLMHead.embedding_dim': lambda part: part.transform.kernel.shape[-1],
+  'MaskedLMHead.transform_bias': lambda part: part.transform.bias is not None,
+  'MaskedLMHead.use_bias': lambda part: part.bias is not None,
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,
   'MultiHeadAttention.joint_qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
   'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
-  'MultiHeadAttention.use_bias': lambda part: part.q.bias is not None,
+  'MultiHeadAttention.use_bias': _biases,
   'ParallelBlock.dropout_rate': lambda part: part.wirings[''].dropout_rate,
   'PatchEmbedding.num_registers': lambda part: (
     0 if part.registers is None else part.registers.shape[0]
   ),
   'PatchEmbedding.channels': lambda part: part.projection.kernel.shape[2],
+  'PooledClassifier.transform_bias': lambda part: part.transform.bias is not None,
   'PatchEmbedding.use_bias': lambda part: part.projection.bias is not None,
   'ResidualMerge.parts': _parts_in_order,
   'Sequential.parts': _parts_in_order,

@@ -93,7 +93,9 @@ class PooledClassifier(Classifier):
 
   Args:
     activation: elementwise function after the projection.
-    dropout_rate: dropout rate after the activation.
+    transform_bias: whether the projection has a bias (ModernBERT's has none, https://arxiv.org/abs/2412.13663).
+    norm: builds a norm after the activation (ModernBERT). None: no norm.
+    dropout_rate: dropout rate after the activation or norm.
     input_dropout: dropout rate before the projection.
     init: initialiser of both projections.
   """
@@ -104,16 +106,20 @@ class PooledClassifier(Classifier):
     *,
     num_classes: Size,
     activation: Callable[[Array], Array] = jnp.tanh,
+    transform_bias: bool = True,
+    norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
     input_dropout: TunableRate = 0.0,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    super().__init__(
-      d_model, num_classes=num_classes, dropout_rate=dropout_rate, init=init, rngs=rngs
-    )
+    settings: Any = {'norm': norm, 'dropout_rate': dropout_rate, 'init': init}
+    super().__init__(d_model, num_classes=num_classes, **settings, rngs=rngs)
     self.activation, self.input_dropout = activation, input_dropout
-    self.transform = Linear((d_model,), (d_model,), ('embed', 'embed'), init=init, rngs=rngs)
+    axes = 'embed', 'embed'
+    self.transform = Linear(
+      (d_model,), (d_model,), axes, init=init, use_bias=transform_bias, rngs=rngs
+    )
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None

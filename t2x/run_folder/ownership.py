@@ -16,6 +16,7 @@ from t2x.base.files import check_folder, file_lock
 _LEFTOVERS = (
   'examples.npz',
   'fault-*.json',
+  'hub',
   'init_from.txt',
   'metrics.jsonl',
   'mlflow.json',

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import shutil
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -124,6 +125,9 @@ class TrainingRun(Inference):
           log.warning('warning: %s', warning)
           table += f'\nwarning: {warning}'
         (self.folder / 'init_from.txt').write_text(f'{table}\n')
+        # Files of an imported model for its export: chat template, settings of generation, names of classes.
+        if (hub := Path(init_from.run) / 'hub').is_dir():
+          shutil.copytree(hub, self.folder / 'hub', dirs_exist_ok=True)
       params, own = groups.split(load())
       frozen = frozen | own
       # A copy: two leaves of a donated state must not be one buffer.

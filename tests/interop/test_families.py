@@ -260,6 +260,11 @@ REFUSED = [
   ('phi3', {'rope_scaling': {'type': 'longrope'}}, "'longrope'"),
   ('smollm3', {'no_rope_layers': [1, 0]}, 'a list of num_hidden_layers = 36 numbers'),
   ('smollm3', {'use_sliding_window': True}, 'use_sliding_window = True'),
+  ('modernbert', {'attention_dropout': 0.1}, 'attention_dropout = 0.1'),
+  ('modernbert', {'layer_types': ['sliding_attention'] * 22}, 'full_attention first'),
+  ('dinov2', {'drop_path_rate': 0.1}, 'drop_path_rate = 0.1'),
+  ('dinov2', {'architectures': ['Dinov2ForImageClassification']}, "'Dinov2ForImageClassification'"),
+  ('dinov3_vit', {'patch_size': [16, 8]}, 'patch_size = [16, 8]'),
   ('bort', {}, "model_type = 'bort' is not supported; must be one of: albert, "),
 ]
 

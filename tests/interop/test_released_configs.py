@@ -28,7 +28,7 @@ def test_a_released_config_is_read(name):
   assert family.gin(family.read(config, 'config.json')).startswith('\n')
 
 
-# Numbers of parameters on the models' pages, each tied tensor counted once.
+# Numbers of parameters on the models' pages, each tied tensor counted once. DINO also has a mask token.
 PUBLISHED = {
   'gpt2': 124_439_808,
   'Llama-3.1-8B': 8_030_261_248,
@@ -45,6 +45,10 @@ PUBLISHED = {
   'Mistral-7B-v0.1': 7_241_732_096,
   'phi-2': 2_779_683_840,
   'Phi-3-mini-4k-instruct': 3_821_079_552,
+  'ModernBERT-base': 149_655_232,
+  'facebook/dinov2-base': 86_580_480 - 768,
+  'facebook/dinov2-giant': 1_136_480_768 - 1536,
+  'facebook/dinov3-vits16-pretrain-lvd1689m': 21_596_544 - 384,
   'SmolLM3-3B': 3_075_098_624,
 }
 

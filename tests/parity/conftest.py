@@ -130,7 +130,7 @@ def exported(tmp_path):
     assert family.model_type == theirs.config.model_type
     loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)
     # transformers computes the ignored tensors, such as sinusoidal tables, itself.
-    ignored = '|'.join(family.ignored)
+    ignored = '|'.join([*family.ignored, *family.kept])
     assert not [name for name in info['missing_keys'] if not re.fullmatch(ignored, name)], info
     assert not info['unexpected_keys'], info
     return loaded.eval()

@@ -79,3 +79,52 @@ def test_deit(name, agree):
     lambda model: model(pixel_values=torch.tensor(THEIRS)).logits,
     lambda model: np.asarray(compiled(model)),
   )
+
+
+DINO = {
+  'hidden_size': 24,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 3,
+  'patch_size': 4,
+}
+V2 = 'Dinov2', DINO | {'image_size': (8, 8)}
+V3 = 'DINOv3ViT', DINO | {'intermediate_size': 40, 'num_register_tokens': 2}
+# name -> class, fields.
+DINOS = {
+  'DINOv2': (*V2, {}),
+  'DINOv2, gated': (*V2, {'use_swiglu_ffn': True, 'qkv_bias': False, 'mlp_ratio': 2}),
+  'DINOv3': (*V3, {}),
+  'DINOv3, gated': (
+    *V3,
+    {'use_gated_mlp': True, 'hidden_act': 'silu', 'query_bias': False, 'value_bias': False}
+    | {'num_register_tokens': 1, 'mlp_bias': False, 'layer_norm_eps': 1e-3},
+  ),
+}
+
+
+@pytest.mark.parametrize('name', DINOS)
+def test_dino(agree, gradients, name):
+  kind, fields, more = DINOS[name]
+  config = getattr(transformers, f'{kind}Config')(**fields | more)
+  images = IMAGES[:, :8]
+  weights = np.random.default_rng(1).normal(size=(2, 24)).astype(np.float32)
+
+  def run(model):
+    hidden = model(pixel_values=torch.tensor(images.transpose(0, 3, 1, 2))).last_hidden_state
+    return hidden, hidden[:, 0]
+
+  @jax.jit
+  def ours(model):
+    return model.hidden(jnp.asarray(images)).x, model(jnp.asarray(images)).x
+
+  make = getattr(transformers, f'{kind}Model')
+  model, mine = agree(name, lambda: make(config), run, lambda m: tuple(map(np.asarray, ours(m))))
+  if ',' not in name:
+    gradients(
+      name,
+      model,
+      mine,
+      lambda m: (run(m)[0].mean(1) * torch.tensor(weights)).sum(),
+      lambda m: (m.hidden(jnp.asarray(images)).x.mean(1) * weights).sum(),
+      vanishing=r'key\.bias$',
+    )

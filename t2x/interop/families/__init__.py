@@ -23,10 +23,12 @@ from t2x.interop.families.dense import (
   QWEN3,
   SMOLLM3,
 )
+from t2x.interop.families.dino import DINOV2, DINOV3
 from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
+from t2x.interop.families.modernbert import MODERNBERT
 from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
@@ -46,6 +48,8 @@ ALL: tuple[Family, ...] = (
   CONVNEXT,
   DEBERTA_V2,
   DEIT,
+  DINOV2,
+  DINOV3,
   DISTILBERT,
   FSMT,
   GEMMA2,
@@ -60,6 +64,7 @@ ALL += (
   MARIAN,
   MISTRAL,
   MIXTRAL,
+  MODERNBERT,
   OLMO2,
   OPT,
   PHI,

@@ -17,7 +17,7 @@ from t2x.interop.family import (
   rates,
   sizes,
 )
-from t2x.interop.rules import Rule, block, dense, norm
+from t2x.interop.rules import Rule, block, dense, norm, only_if
 from t2x.interop.template import ENCODER, fill
 
 # The encoder with the names of BERT's fields, and fields that ALBERT and DeBERTa also have.
@@ -99,12 +99,6 @@ def masked_lm(prefix: str, transform: str) -> Iterator[Rule]:
     yield Rule(f'{prefix}.bias', (f'{head}.bias',))
 
 
-def classifier(prefix: str, requires: str = '', excludes: str = '') -> Iterator[Rule]:
-  """The output layer of a sequence classifier."""
-  for rule in dense(prefix, 'head.classifier.out'):
-    yield dataclasses.replace(rule, requires=requires, excludes=excludes)
-
-
 def _bert_derive(fields: Fields) -> dict[str, Any]:
   """Returns the number of classes, and the dropout rate of the classifier."""
   rate = fields['classifier_dropout']
@@ -144,8 +138,10 @@ BERT = Family(
     *bert_block('bert.encoder.layer.{}', 'attention.self.{}'),
     *dense('bert.pooler.dense', 'head.projection'),
     *dense('bert.pooler.dense', 'head.classifier.transform'),
-    *classifier('cls.seq_relationship', requires='head.language_head.bias'),
-    *classifier('classifier', excludes='head.language_head.bias'),
+    *only_if(
+      dense('cls.seq_relationship', 'head.classifier.out'), requires='head.language_head.bias'
+    ),
+    *only_if(dense('classifier', 'head.classifier.out'), excludes='head.language_head.bias'),
     *dense('classifier', 'head.out'),
     *masked_lm('cls.predictions', 'cls.predictions.transform'),
   ),

@@ -1,7 +1,6 @@
 """ViT: `ViTForImageClassification`, and `ViTModel` without its pooler; DeiT: `DeiTForImageClassificationWithTeacher`
 and `DeiTForImageClassification`."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from t2x.interop.family import (
   sizes,
 )
 from t2x.interop.layouts import CLASS_TOKEN, PATCHES, ROW, VECTOR
-from t2x.interop.rules import Rule, block, dense, norm
+from t2x.interop.rules import Rule, block, dense, norm, only_if
 from t2x.interop.template import LAYERS, fill
 
 IMAGES = """
@@ -128,8 +127,6 @@ NO_EFFECT = 'encoder_stride', 'pooler_act', 'pooler_output_size'
 def tower_rules(prefix: str) -> Iterator[Rule]:
   """The tensors of a tower without its head."""
   yield Rule(f'{prefix}.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN)
-  # Only masked image models use it.
-  yield Rule(f'{prefix}.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN)
   yield Rule(f'{prefix}.embeddings.distillation_token', ('embedding.registers',), ROW)
   yield Rule(f'{prefix}.embeddings.position_embeddings', ('positions.table',), ROW)
   patches = f'{prefix}.embeddings.patch_embeddings.projection'
@@ -162,6 +159,7 @@ VIT = Family(
     *dense('classifier', 'head.out'),
   ),
   prefix='vit.',
+  kept=(r'vit\.embeddings\.mask_token',),
   bare='ViTModel',
 )
 DEIT = Family(
@@ -175,14 +173,9 @@ DEIT = Family(
   no_effect=NO_EFFECT,
   rules=(
     *tower_rules('deit'),
-    *(
-      dataclasses.replace(r, requires='teacher_head.out.bias')
-      for r in dense('cls_classifier', 'head.out')
-    ),
+    *only_if(dense('cls_classifier', 'head.out'), requires='teacher_head.out.bias'),
     *dense('distillation_classifier', 'teacher_head.out'),
-    *(
-      dataclasses.replace(r, excludes='teacher_head.out.bias')
-      for r in dense('classifier', 'head.out')
-    ),
+    *only_if(dense('classifier', 'head.out'), excludes='teacher_head.out.bias'),
   ),
+  kept=(r'deit\.embeddings\.mask_token',),
 )
