@@ -74,6 +74,10 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'MaskedLMHead.use_bias': lambda part: part.bias is not None,
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,
+  **{
+    f'MultiHeadAttention.{name}': operator.attrgetter(f'heads.{name}')
+    for name in ('num_heads', 'num_kv_heads', 'head_dim', 'value_dim')
+  },
   'MultiHeadAttention.joint_qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
   'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
