@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from t2x.statistics.distributions import f_sf, t_isf
-from t2x.statistics.laws import Estimate, fit_law
+from t2x.statistics.laws import Estimate
 from t2x.statistics.summaries import ALPHA
 from t2x.statistics.table import Table
 
@@ -25,21 +25,25 @@ WIDEST = 3.0
 # The predicted size, relative to the largest one.
 AHEAD = 10.0
 FEWEST_SIZES = 3
+_EXPONENTS = np.geomspace(3e-3, 6, 60)
+_ROUNDS, _HALVINGS = 12, 6
+_LARGEST_LOG = 300.0
+_Function = Callable[[np.ndarray], np.ndarray]
 # A crossing is searched up to this multiple of the largest and this part of the smallest size.
 _REACH = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Laws:
-  """Laws of several variants, L = E + exp(b - a x) for x = log(C / C0).
+  """Laws of several variants, L = E + exp(b - a x) for x = log(C / C0), for arrays of experiments at once.
 
   Attributes:
-    vector: all constants.
+    vector: all constants [..., constants].
     places: indices into the vector of E, a and b for each variant [variants, 3].
-    covariance: covariance of the constants.
+    covariance: covariance of the constants [..., constants, constants].
     freedom: degrees of freedom of the residuals.
     center: log C0.
-    squares: sum of squared residuals.
+    squares: sum of squared residuals [...]; infinite where the runs do not determine the laws.
   """
 
   vector: np.ndarray
@@ -47,7 +51,7 @@ class Laws:
   covariance: np.ndarray
   freedom: int
   center: float
-  squares: float
+  squares: np.ndarray
 
   @property
   def is_shared(self) -> bool:
@@ -57,110 +61,167 @@ class Laws:
   def constants(self, variant: int) -> tuple[float, float, float]:
     """Returns E, A and a of a variant."""
     offset, exponent, log_factor = self.vector[self.places[variant]]
-    return float(offset), float(math.exp(log_factor + exponent * self.center)), float(exponent)
+    return float(offset), float(np.exp(log_factor + exponent * self.center)), float(exponent)
 
-  def estimate(
-    self, function: Callable[[np.ndarray], float], extra: float = 0.0
-  ) -> Estimate | None:
-    """Returns exp of a function of the vector, and its interval; None if it is not defined.
+  def interval(self, function: _Function, extra: float = 0.0) -> np.ndarray:
+    """Returns a function of the constants and the ends of its 95 % interval [3, ...]; NaN where it is not defined.
 
     Args:
-      function: function of the vector; NaN where it is not defined.
+      function: function of vectors [..., constants].
       extra: a further variance of its value.
     """
     value = function(self.vector)
     steps = 1e-5 * np.maximum(np.abs(self.vector), 1e-3)
-    gradient = np.array(
-      [
-        (function(self.vector + step * row) - function(self.vector - step * row)) / (2 * step)
-        for step, row in zip(steps, np.eye(len(steps)), strict=True)
-      ]
+    gradient = []
+    for column, unit in enumerate(np.eye(self.vector.shape[-1])):
+      step = steps[..., column]
+      above, below = (function(self.vector + side * step[..., None] * unit) for side in (1, -1))
+      gradient.append((above - below) / (2 * step))
+    slope = np.stack(gradient, -1)[..., None]
+    variance = (np.swapaxes(slope, -1, -2) @ self.covariance @ slope)[..., 0, 0] + extra
+    half = t_isf(ALPHA / 2, self.freedom) * np.sqrt(np.maximum(variance, 0))
+    return np.where(
+      np.isfinite(self.squares), np.stack([value, value - half, value + half]), math.nan
     )
-    variance = float(gradient @ self.covariance @ gradient) + extra
-    half = float(t_isf(ALPHA / 2, self.freedom)) * math.sqrt(max(variance, 0.0))
-    if not math.isfinite(value + half) or abs(value) + half > 300:
+
+  def estimate(self, function: _Function, extra: float = 0.0) -> Estimate | None:
+    """Returns exp of a function of the constants, and its interval; None if undefined or wider than `WIDEST`."""
+    value, low, high = self.interval(function, extra)
+    if not (abs(value) < _LARGEST_LOG and high - low <= math.log(WIDEST)):
       return None
-    return Estimate(*(math.exp(value + side * half) for side in (0, -1, 1)))
+    return Estimate(*map(math.exp, (value, low, high)))
 
 
 def fit_laws(
   compute: np.ndarray, losses: np.ndarray, variants: np.ndarray, shared: bool
 ) -> Laws | None:
-  """Fits the laws of all variants by least squares; None if the runs do not determine them.
+  """Fits the laws of all variants by least squares; None if there are fewer runs than constants.
+
+  For a given exponent the law is linear in E and A: a grid of exponents gives the start of Gauss and Newton's method.
 
   Args:
     compute: compute of each run [runs].
-    losses: loss of each run [runs].
+    losses: loss of each run [..., runs].
     variants: number of its variant, from 0 [runs].
     shared: whether the variants share E and a.
   """
-  from scipy import optimize
-
   count = int(variants.max()) + 1
   center = float(np.log(compute).mean())
   x = np.log(compute) - center
   if shared:
     places = np.column_stack([np.zeros(count, int), np.ones(count, int), 2 + np.arange(count)])
+    groups = [np.ones(len(x), bool)]
   else:
     places = np.arange(3 * count).reshape(count, 3)
-  freedom = len(losses) - int(places.max()) - 1
+    groups = [variants == variant for variant in range(count)]
+  freedom = len(x) - int(places.max()) - 1
   if freedom < 1:
     return None
-  start = np.empty(places.max() + 1)
-  for variant, place in enumerate(places):
-    of_start = np.ones(len(variants), bool) if shared else variants == variant
-    law = fit_law(compute[of_start, None], losses[of_start], math.inf)
-    exponent = max(law.exponents[0], 1e-3)
-    start[place] = law.offset, exponent, math.log(law.factors[0]) - exponent * center
-  of_run = places[variants]
-  rows = np.arange(len(losses))
+  vector = np.empty((*losses.shape[:-1], places.max() + 1))
+  for variant, members in enumerate(groups):
+    columns = [0, 1, *places[:, 2]] if shared else places[variant]
+    vector[..., columns] = _start(x[members], losses[..., members], variants[members])
+  of_run, rows = places[variants], np.arange(len(x))
 
-  def residuals(vector: np.ndarray) -> np.ndarray:
-    offset, exponent, log_factor = vector[of_run].T
-    return offset + np.exp(log_factor - exponent * x) - losses
-
-  def jacobian(vector: np.ndarray) -> np.ndarray:
-    _, exponent, log_factor = vector[of_run].T
-    term = np.exp(log_factor - exponent * x)
-    result = np.zeros((len(losses), len(vector)))
+  def residuals_and_slopes(vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    offset, exponent, log_factor = np.moveaxis(vector[..., of_run], -1, 0)
+    term = np.exp(np.clip(log_factor - exponent * x, -50, 50))
+    slopes = np.zeros((*losses.shape, vector.shape[-1]))
     for column, values in enumerate((np.ones_like(term), -x * term, term)):
-      result[rows, of_run[:, column]] = values
-    return result
+      slopes[..., rows, of_run[:, column]] = values
+    return losses - offset - term, slopes
 
-  low, high = np.full(len(start), -np.inf), np.full(len(start), np.inf)
-  low[places[:, 0]], high[places[:, 0]] = 0, losses.min()
-  low[places[:, 1]], high[places[:, 1]] = 1e-4, 10
-  start = np.clip(start, low + 1e-9, high - 1e-9)
-  fit = optimize.least_squares(residuals, start, jacobian, bounds=(low, high), x_scale='jac')
-  squares = 2 * float(fit.cost)
-  inverse = np.linalg.pinv(fit.jac.T @ fit.jac, rcond=1e-14)
-  return Laws(fit.x, places, inverse * squares / freedom, freedom, center, squares)
+  residuals, slopes = residuals_and_slopes(vector)
+  squares = (residuals**2).sum(-1)
+  for _ in range(_ROUNDS):
+    step = _solved(slopes, residuals)
+    # A step that increases the squares is halved.
+    scale = np.ones(squares.shape)
+    for _ in range(_HALVINGS):
+      trial = residuals_and_slopes(vector + scale[..., None] * step)[0]
+      scale = np.where((trial**2).sum(-1) <= squares * (1 + 1e-12), scale, scale / 2)
+    vector = vector + scale[..., None] * step
+    residuals, slopes = residuals_and_slopes(vector)
+    squares = (residuals**2).sum(-1)
+  exponents = vector[..., places[:, 1]]
+  determined = ((exponents > _EXPONENTS[0]) & (exponents < _EXPONENTS[-1])).all(-1) & np.isfinite(
+    squares
+  )
+  size = np.linalg.norm(slopes, axis=-2)
+  normal = np.swapaxes(slopes, -1, -2) @ slopes / (size[..., None] * size[..., None, :])
+  inverse = np.linalg.pinv(normal, rcond=1e-13) / (size[..., None] * size[..., None, :])
+  covariance = inverse * (squares / freedom)[..., None, None]
+  return Laws(vector, places, covariance, freedom, center, np.where(determined, squares, math.inf))
 
 
-def lack_of_fit(laws: Laws, compute: np.ndarray, losses: np.ndarray, variants: np.ndarray) -> float:
-  """Returns the p-value of a test of the laws against the noise of runs of one variant and size; 1 without noise."""
+def _solved(slopes: np.ndarray, residuals: np.ndarray) -> np.ndarray:
+  """Returns the least-squares solution of slopes @ step = residuals, with columns of equal size."""
+  size = np.linalg.norm(slopes, axis=-2, keepdims=True)
+  step = np.linalg.pinv(slopes / size, rcond=1e-9) @ residuals[..., None]
+  return step[..., 0] / size[..., 0, :]
+
+
+def _start(x: np.ndarray, losses: np.ndarray, variants: np.ndarray) -> np.ndarray:
+  """Returns E, a and the b of each variant with the best exponent of a grid [..., 2 + variants]."""
+  names = np.unique(variants)
+  best = np.full(losses.shape[:-1], np.inf)
+  result = np.zeros((*losses.shape[:-1], 2 + len(names)))
+  for exponent in _EXPONENTS:
+    terms = np.exp(-exponent * x)[:, None] * (variants[:, None] == names)
+    design = np.column_stack([np.ones_like(x), terms])
+    solution = losses @ np.linalg.pinv(design).T
+    squares = ((losses - solution @ design.T) ** 2).sum(-1)
+    # Losses that grow with compute are no law.
+    better = (squares < best) & (solution[..., 1:] > 0).all(-1)
+    vector = np.concatenate(
+      [
+        solution[..., :1],
+        np.full_like(solution[..., :1], exponent),
+        np.log(np.maximum(solution[..., 1:], 1e-300)),
+      ],
+      -1,
+    )
+    result = np.where(better[..., None], vector, result)
+    best = np.where(better, squares, best)
+  return result
+
+
+def lack_of_fit(
+  laws: Laws, compute: np.ndarray, losses: np.ndarray, variants: np.ndarray
+) -> np.ndarray:
+  """Returns the p-value [...] of a test of the laws against the noise of runs of one variant and size; 1 without noise.
+
+  Args:
+    laws: the laws.
+    compute: compute of each run [runs].
+    losses: loss of each run [..., runs].
+    variants: number of its variant [runs].
+  """
   _, cells = np.unique(np.stack([compute, variants]), axis=1, return_inverse=True)
-  cells = cells.ravel()
-  counts = np.bincount(cells)
-  means = np.bincount(cells, losses) / counts
-  pure = float(((losses - means[cells]) ** 2).sum())
-  freedom = len(losses) - len(counts), len(counts) - len(laws.vector)
-  if freedom[0] < 1 or freedom[1] < 1 or not pure:
-    return 1.0
-  ratio = (laws.squares - pure) / freedom[1] / (pure / freedom[0])
-  return float(f_sf(max(ratio, 0.0), freedom[1], freedom[0]))
+  members = cells.ravel() == np.arange(cells.max() + 1)[:, None]
+  means = losses @ (members / members.sum(-1, keepdims=True)).T
+  pure = ((losses - means[..., cells.ravel()]) ** 2).sum(-1)
+  freedom = len(compute) - len(members), len(members) - laws.vector.shape[-1]
+  if freedom[0] < 1 or freedom[1] < 1:
+    return np.where(np.isfinite(laws.squares), 1.0, 0.0)
+  with np.errstate(divide='ignore', invalid='ignore'):
+    ratio = (laws.squares - pure) / freedom[1] / (pure / freedom[0])
+  return np.where(
+    np.isfinite(laws.squares),
+    f_sf(np.maximum(np.nan_to_num(ratio), 0), freedom[1], freedom[0]),
+    0.0,
+  )
 
 
 def log_multiplier(
   vector: np.ndarray, places: np.ndarray, variant: int, baseline: int, x: float
-) -> float:
-  """Returns log Sc of a variant at x; NaN if its law does not reach the loss of the baseline there."""
-  offset, exponent, log_factor = vector[places[baseline]]
-  target = offset + math.exp(log_factor - exponent * x)
-  offset, exponent, log_factor = vector[places[variant]]
-  if target <= offset or exponent <= 0:
-    return math.nan
-  return x - float((log_factor - math.log(target - offset)) / exponent)
+) -> np.ndarray:
+  """Returns log Sc of a variant at x [...]; NaN if its law does not reach the loss of the baseline there."""
+  offset, exponent, log_factor = np.moveaxis(vector[..., places[baseline]], -1, 0)
+  own_offset, own_exponent, own_log_factor = np.moveaxis(vector[..., places[variant]], -1, 0)
+  with np.errstate(invalid='ignore', divide='ignore'):
+    above = np.log(offset + np.exp(log_factor - exponent * x) - own_offset)
+    return x - (own_log_factor - above) / own_exponent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,10 +291,6 @@ def _text(item: Estimate | None) -> str:
   return f'{item.value:.3g} (95 % interval {item.low:.3g} to {item.high:.3g})'
 
 
-def _determined(item: Estimate | None) -> Estimate | None:
-  return None if item is None or item.high > WIDEST * item.low else item
-
-
 def multipliers(table: Table, metric: str, baseline: str) -> list[Multipliers]:
   """Returns the multipliers of a table with sizes, for each way to count its compute; [] without sizes or compute.
 
@@ -272,11 +329,11 @@ def _of_count(
       name, f'none: a law needs {FEWEST_SIZES} sizes of each variant, not {min(sizes)}'
     )
   laws = fit_laws(compute, losses, variants, shared=True)
-  p = 0.0 if laws is None else lack_of_fit(laws, compute, losses, variants)
+  p = 0.0 if laws is None else float(lack_of_fit(laws, compute, losses, variants))
   kind = 'shared E and a'
   if p < ALPHA and min(sizes) > FEWEST_SIZES:
     laws = fit_laws(compute, losses, variants, shared=False)
-    before, p = p, 0.0 if laws is None else lack_of_fit(laws, compute, losses, variants)
+    before, p = p, 0.0 if laws is None else float(lack_of_fit(laws, compute, losses, variants))
     kind = f'a law for each variant (shared E and a do not fit: p {before:.2g})'
   if laws is None or p < ALPHA:
     return Multipliers(name, f'none: the law L = E + A C^-a does not fit (p {p:.2g})')
@@ -301,7 +358,7 @@ def _multiplier(
   (variant, base), (at, size) = pair, place
   x = math.log(size) - laws.center
 
-  def log_of_compute(vector: np.ndarray) -> float:
+  def log_of_compute(vector: np.ndarray) -> np.ndarray:
     return log_multiplier(vector, laws.places, variant, base, x)
 
   of_time = None
@@ -310,8 +367,7 @@ def _multiplier(
     sides = [_speed(table, np.log(compute), speed, v, at, math.log(size)) for v in pair]
     ratio, noise = sides[0][0] - sides[1][0], sides[0][1] + sides[1][1]
     of_time = laws.estimate(lambda vector: log_of_compute(vector) + ratio, noise)
-  estimate = laws.estimate(log_of_compute)
-  return Multiplier(table.names[variant], at, size, _determined(estimate), _determined(of_time))
+  return Multiplier(table.names[variant], at, size, laws.estimate(log_of_compute), of_time)
 
 
 def _speed(
@@ -333,20 +389,19 @@ def _crossing(laws: Laws, variant: int, base: int, compute: np.ndarray) -> Estim
   """Returns the compute at which two laws cross; None if they do not cross near the sizes, or nobody knows where."""
   ends = np.log([compute.min() / _REACH, compute.max() * _REACH]) - laws.center
 
-  def gap(vector: np.ndarray, x: Any) -> Any:
+  def log_crossing(vector: np.ndarray) -> np.ndarray:
     (e, a, b), (e0, a0, b0) = vector[laws.places[variant]], vector[laws.places[base]]
-    return e + np.exp(b - a * x) - e0 - np.exp(b0 - a0 * x)
 
-  def log_crossing(vector: np.ndarray) -> float:
-    grid = np.linspace(ends[0], ends[1], 2001)
-    values = gap(vector, grid)
-    changes = np.flatnonzero(values[:-1] * values[1:] < 0)
-    if len(changes) != 1:
-      return math.nan
-    low, high = grid[changes[0]], grid[changes[0] + 1]
-    for _ in range(60):
-      middle = (low + high) / 2
-      low, high = (middle, high) if gap(vector, middle) * gap(vector, low) > 0 else (low, middle)
-    return float(low) + laws.center
+    def gap(x: np.ndarray) -> np.ndarray:
+      return e + np.exp(b - a * x) - e0 - np.exp(b0 - a0 * x)
 
-  return _determined(laws.estimate(log_crossing))
+    low, high = ends
+    for points in (2001, *[3] * 50):
+      grid = np.linspace(low, high, points)
+      changes = np.flatnonzero(np.diff(np.sign(gap(grid))))
+      if len(changes) != 1:
+        return np.array(math.nan)
+      low, high = grid[changes[0]], grid[changes[0] + 1]
+    return np.array(low + laws.center)
+
+  return laws.estimate(log_crossing)
