@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2x.data import BabelDates
+from t2x.samples import BabelDates
 
 LANGUAGES = ('de', 'fr', 'es', 'it', 'nl', 'pt')
 NUM_DOCUMENTS, NUM_PAIRS, NUM_QUERIES = 12_000, 6, 200

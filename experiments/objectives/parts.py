@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data import BrownWords, Chain, SentimentSnippets
+from t2x.data import Chain
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.samples.fetched import Sample
+from t2x.samples import BrownWords, SentimentSnippets
+from t2x.samples.fetched import Sample
 from t2x.tasks import CausalLM
 from t2x.tasks.causal_lm import shift_right
 

@@ -15,17 +15,9 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import (
-  Batches,
-  BrownWords,
-  Chain,
-  Digits,
-  LabelledTexts,
-  PackPairs,
-  PrepareImage,
-  RandAugment,
-)
+from t2x.data import Batches, Chain, LabelledTexts, PackPairs, PrepareImage, RandAugment
 from t2x.data.prepared_folders import fingerprint, prepare, write_folder
+from t2x.samples import BrownWords, Digits
 
 
 def prepare_row(row, rng):

@@ -14,15 +14,16 @@ import tiny_tasks
 from flax import nnx
 
 import t2x.tasks
-from t2x.data import Bytes, DigitRows, DrawnScenes, Source
+from t2x.data import Bytes, Source
 from t2x.decode import Greedy
 from t2x.domains.captions import CaptionScores
-from t2x.domains.pixels import CompletedImages, DrawnTexts, LowerPixels
+from t2x.domains.pixels import CompletedImages, LowerPixels
 from t2x.domains.questions import PictureAnswers, PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Retrieval, ZeroShot
 from t2x.domains.segmentation import MeanIoU, PredictedMasks
 from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
+from t2x.samples import DigitRows, DrawnScenes, DrawnTexts, scene_is_right
 from t2x.tasks import ImageModality, LikeliestAnswer, LikeliestLabel
 from t2x.train.evaluation import Inference
 from t2x.train.program import Program
@@ -317,7 +318,7 @@ CASES = {
     model='models/small_captioner',
     bindings=['PatchEmbedding.channels=3', *BYTES],
     task=scene_captions,
-    evaluator=CaptionScores(batch_size=8, rules={'facts': t2x.data.scene_is_right}, num_examples=9),
+    evaluator=CaptionScores(batch_size=8, rules={'facts': scene_is_right}, num_examples=9),
     higher=TEXTS | {'facts': 0},
   ),
   'word errors': Case(

@@ -12,7 +12,7 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, DigitRows, Digits, LogMel, Palette, SeriesFile, TextFiles
+from t2x.data import Bytes, LogMel, Palette, SeriesFile, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
@@ -21,6 +21,7 @@ from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, PointForecast, Stack, TiedHead
+from t2x.samples import BabelDates, DigitRows, Digits
 from t2x.tasks import (
   AudioClassification,
   AutoregressiveForecast,

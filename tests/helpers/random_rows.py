@@ -7,7 +7,7 @@ import numpy as np
 from applying import moved
 from flax import nnx
 
-from t2x.data import Bytes, Digits, FullRows, TextFiles
+from t2x.data import Bytes, FullRows, TextFiles
 from t2x.layers import (
   MLP,
   Blockwise,
@@ -40,6 +40,7 @@ from t2x.models import (
   SublayerBlock,
   VisionTransformer,
 )
+from t2x.samples import Digits
 from t2x.tasks import CausalLM, ImageClassification, MixUp
 
 part = functools.partial

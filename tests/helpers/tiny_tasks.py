@@ -15,32 +15,34 @@ import t2x.tasks
 from t2x.data import (
   BPE,
   TSV,
-  AsteriskPrompts,
   Bytes,
-  DigitRows,
-  Digits,
-  DigitScenes,
-  DrawnScenes,
   FixedWeights,
   JsonLines,
   LogMel,
-  MovingDigits,
   Palette,
   RandAugment,
   RandomResizedCrop,
   SampledPieces,
-  SceneQuestions,
   SeriesFile,
-  SpokenStrings,
   TextFiles,
   WholeWords,
 )
-from t2x.data.samples.drawn_scenes import COLOURS, SHAPES
 from t2x.domains.pixels import PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Contrastive, VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.video import VideoClassification
+from t2x.samples import (
+  AsteriskPrompts,
+  DigitRows,
+  Digits,
+  DigitScenes,
+  DrawnScenes,
+  MovingDigits,
+  SceneQuestions,
+  SpokenStrings,
+)
+from t2x.samples.drawn_scenes import COLOURS, SHAPES
 
 TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
 WORDS = TEXT.split()

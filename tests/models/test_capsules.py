@@ -11,10 +11,10 @@ from applying import double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import Digits
 from t2x.layers import Input
 from t2x.models import CapsuleLengths, CapsulePool, ModelSpec
 from t2x.models.capsules import squash
+from t2x.samples import Digits
 from t2x.tasks import ImageClassification, MarginLoss
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")

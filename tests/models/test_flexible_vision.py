@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import Digits
 from t2x.layers import MLP, FlexiblePatches, LearnedGrid, MultiHeadAttention, normal
 from t2x.layers.keys import row_keys
 from t2x.models import (
@@ -22,6 +21,7 @@ from t2x.models import (
   VisionTransformer,
   mean_tokens,
 )
+from t2x.samples import Digits
 from t2x.tasks import ImageClassification
 
 part = functools.partial

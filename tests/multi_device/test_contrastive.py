@@ -14,7 +14,8 @@ from applying import moved
 from eight_devices import split
 from flax import nnx
 from loss_terms import assert_close, gradient
-from t2x.data import BabelDates, Bytes
+from t2x.data import Bytes
+from t2x.samples import BabelDates
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
 from t2x.models import Block, Encoder, Stack
 from t2x.domains.retrieval import Tower, TwoTower

@@ -572,6 +572,6 @@ MUTATIONS = (
     'data-emoji-equal-pictures',
     'base = bases.setdefault(png, base_of(emoji))',
     'base = base_of(emoji)',
-    'tests/data/sources/test_emoji.py',
+    'tests/samples/test_emoji.py',
   ),
 )

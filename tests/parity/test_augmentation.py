@@ -8,10 +8,11 @@ from flax import nnx
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import ColourJitter, Digits, RandomErasing
+from t2x.data import ColourJitter, RandomErasing
 from t2x.data.colour_jitter import adjusted
 from t2x.data.rand_augment import LARGEST, operations
 from t2x.models import Output
+from t2x.samples import Digits
 from t2x.tasks import CutMix, ImageClassification, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")

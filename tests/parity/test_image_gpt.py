@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from renamed import Renamed
 
-from t2x.data import Bytes, Digits, DrawnScenes
+from t2x.data import Bytes
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.layers import (
@@ -32,6 +32,7 @@ from t2x.models import (
   Stack,
   mean_tokens,
 )
+from t2x.samples import Digits, DrawnScenes
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")

@@ -10,10 +10,11 @@ from applying import moved
 from flax import nnx
 from loss_terms import gradient
 
-from t2x.data import BabelDates, Bytes, TextFiles
+from t2x.data import Bytes, TextFiles
 from t2x.domains.retrieval import Contrastive, Tower, TwoTower
 from t2x.layers import MLP, MultiHeadAttention, PreNorm, RMSNorm, TokenEmbedding, param, relu
 from t2x.models import Block, Decoder, Encoder, LanguageModel, MultiTokenHead, Output, Stack
+from t2x.samples import BabelDates
 from t2x.tasks import CausalLM, MultiTokenPrediction
 from t2x.train.params import Blueprint
 

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import BabelDates, Bytes, Characters, Digits, TextFiles
+from t2x.data import Bytes, Characters, TextFiles
 from t2x.domains.retrieval import Contrastive, Retrieval, Sigmoid
+from t2x.samples import BabelDates, Digits
 from t2x.sweeps.evaluated import evaluated
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.sweep import read_sweep

@@ -10,12 +10,13 @@ from fake_models import spec
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, DigitRows
+from t2x.data import Bytes
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.tokenizers.characters import CharacterTokenizer
 from t2x.decode import Greedy
 from t2x.experiments import read_config
 from t2x.layers import Causal, Input
+from t2x.samples import DigitRows
 from t2x.tasks import AttentionMaps, Captions, ImageClassification, ImageModality
 from t2x.tasks.evaluators import Evaluated
 from t2x.tasks.inspection import Inspection

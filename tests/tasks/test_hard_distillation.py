@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import Digits, PartlyLabelled, PrepareImage
+from t2x.data import PartlyLabelled, PrepareImage
 from t2x.models import LogitMean, Output, ProbabilityMean
+from t2x.samples import Digits
 from t2x.tasks import HardDistillation, ImageClassification, MixUp
 
 CLASSES = 7

@@ -16,7 +16,6 @@ from t2x.data import (
   Chain,
   ColourJitter,
   CropAndResize,
-  Digits,
   InOrder,
   PrepareImage,
   RandAugment,
@@ -25,6 +24,7 @@ from t2x.data import (
   Source,
 )
 from t2x.experiments import read_config
+from t2x.samples import Digits
 from t2x.tasks import ImageClassification
 
 ROOT = Path(__file__).parents[2]

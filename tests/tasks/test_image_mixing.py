@@ -7,10 +7,11 @@ import pytest
 import scipy.stats
 from flax import nnx
 
-from t2x.data import Chain, Digits, PrepareImage, RandAugment
+from t2x.data import Chain, PrepareImage, RandAugment
 from t2x.layers import named_key
 from t2x.layers.keys import row_keys
 from t2x.models import Output
+from t2x.samples import Digits
 from t2x.tasks import AnyMixing, CutMix, ImageClassification, Mixture, MixUp
 
 DIGITS = {'source': Digits(), 'image_shape': (4, 4, 1), 'num_classes': 7}

@@ -10,9 +10,10 @@ from fake_models import IMAGE, ONE, PAIR, WithLogits, spec
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import BabelDates, Bytes, Digits, TextFiles
+from t2x.data import Bytes, TextFiles
 from t2x.layers import Causal, Full, Prefix, Window
 from t2x.models import Output
+from t2x.samples import BabelDates, Digits
 from t2x.tasks import (
   CausalLM,
   ImageClassification,

@@ -1,6 +1,5 @@
 """Images as rows of pixels: language models of pixels, images of texts, and completed images."""
 
-from t2x.domains.pixels.drawn_texts import *
 from t2x.domains.pixels.hidden_pixels import *
 from t2x.domains.pixels.sampled_images import *
 from t2x.domains.pixels.tasks import *

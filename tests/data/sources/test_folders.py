@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from t2x.data import FashionMNIST, LibreOfficeHelp
-from t2x.data.samples.libreoffice import paragraphs
+from t2x.samples import FashionMNIST, LibreOfficeHelp
+from t2x.samples.libreoffice import paragraphs
 
 PAGE = """<html><body><h1 id="hd_id1" dir="auto">{0}</h1>
 <p id="par_id2" class="paragraph">Choose <span id="sw1" class="switchinline"><span hidden="true"

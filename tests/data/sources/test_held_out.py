@@ -10,11 +10,11 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, Digits, HeldOut, JsonLines, Part, Source, StandardLibrary, TextFiles
+from t2x.data import Batches, HeldOut, JsonLines, Part, Source, TextFiles
 from t2x.data.prepared_folders import fingerprint, former_fingerprints
-from t2x.data.samples import libreoffice, standard_library
 from t2x.data.sources.held_out import BUCKETS, SPLITS, split_of
 from t2x.experiments import read_experiment
+from t2x.samples import Digits, StandardLibrary, libreoffice, standard_library
 
 
 def texts(count, start=0):

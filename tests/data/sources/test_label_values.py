@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tiny_builders  # noqa: F401
 
-from t2x.data import TFDS, Digits, Part, Resized, label_values
+from t2x.data import TFDS, Part, Resized, label_values
+from t2x.samples import Digits
 
 
 def test_values_in_memory_are_read_from_all_examples():

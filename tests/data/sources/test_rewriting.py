@@ -8,7 +8,8 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.base.errors import UserError
-from t2x.data import Digits, Resized, Source
+from t2x.data import Resized, Source
+from t2x.samples import Digits
 
 
 def resized(image, height, width):

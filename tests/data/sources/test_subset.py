@@ -2,7 +2,8 @@
 
 import pickle
 
-from t2x.data import Batches, Digits, Part, Source, TextFiles
+from t2x.data import Batches, Part, Source, TextFiles
+from t2x.samples import Digits
 
 
 def images(split='train', **examples):

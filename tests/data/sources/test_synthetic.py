@@ -8,7 +8,8 @@ import pytest
 from scipy import ndimage
 
 from t2x.base.errors import UserError
-from t2x.data import AssociativeRecall, Copying, Digits, ListOps, Pathfinder, PixelText
+from t2x.data import AssociativeRecall, Copying, ListOps, Pathfinder, PixelText
+from t2x.samples import Digits
 
 SMALL = {'train': 40, 'test': 20}
 

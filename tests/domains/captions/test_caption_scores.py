@@ -5,8 +5,8 @@ import pytest
 import sacrebleu
 
 from t2x.base.errors import UserError
-from t2x.data import DrawnScenes, scene_is_right
 from t2x.domains.captions import CaptionScores
+from t2x.samples import DrawnScenes, scene_is_right
 
 EXAMPLES = DrawnScenes().load('test')[:4]
 

@@ -15,8 +15,7 @@ from PIL import Image
 from tiny_lm import lm
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, Digits, DrawnScenes
-from t2x.data.samples.drawn_scenes import read_caption, read_picture
+from t2x.data import Bytes
 from t2x.data.sources.tfds_source import quiet_tfds
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.domains.pixels import (
@@ -24,7 +23,6 @@ from t2x.domains.pixels import (
   CentralPixels,
   Colours,
   CompletedImages,
-  DrawnTexts,
   LowerPixels,
   PixelLM,
   TextToImage,
@@ -32,6 +30,8 @@ from t2x.domains.pixels import (
 from t2x.experiments import read_config
 from t2x.layers import LearnedPositions
 from t2x.models import LMHead
+from t2x.samples import Digits, DrawnScenes, DrawnTexts
+from t2x.samples.drawn_scenes import read_caption, read_picture
 
 SIDE, GREYS = 4, np.array([[0.0], [80.0], [160.0], [255.0]])
 RGB = np.array([[0, 0, 0], [250, 0, 0], [0, 127, 0], [0, 0, 255], [255, 255, 255]], float)

@@ -11,8 +11,7 @@ from fake_models import spec
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, SceneQuestions, Source
-from t2x.data.samples.drawn_scenes import COLOURS, SHAPES
+from t2x.data import Bytes, Source
 from t2x.domains.questions import (
   AnswerClassifier,
   EmbeddedInput,
@@ -22,6 +21,8 @@ from t2x.domains.questions import (
 )
 from t2x.layers import MLP, LearnedPositions, MultiHeadAttention, PatchEmbedding, TokenEmbedding
 from t2x.models import Block, Encoder, Output, Stack
+from t2x.samples import SceneQuestions
+from t2x.samples.drawn_scenes import COLOURS, SHAPES
 from t2x.tasks import ImageModality
 
 SEED = 0

@@ -14,7 +14,7 @@ from loss_terms import gradient
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import Bytes, DigitRows, ShorterSide, WholeImage
+from t2x.data import Bytes, ShorterSide, WholeImage
 from t2x.domains.retrieval import (
   CaptionContrast,
   PairRows,
@@ -31,6 +31,7 @@ from t2x.domains.retrieval import (
 from t2x.domains.retrieval.pair_losses import Scores
 from t2x.layers import MLP, MultiHeadAttention, PatchEmbedding, TokenEmbedding
 from t2x.models import Block, Encoder, Stack, first_token, last_token
+from t2x.samples import DigitRows
 from t2x.tasks import ImageModality
 
 TASK = CaptionContrast(

@@ -15,7 +15,7 @@ from flax import nnx
 from loss_terms import gradient
 
 from t2x.base.errors import UserError
-from t2x.data import BabelDates, Bytes, Part
+from t2x.data import Bytes, Part
 from t2x.domains.retrieval import (
   Contrastive,
   PairRows,
@@ -31,6 +31,7 @@ from t2x.domains.retrieval.pair_losses import Scores
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
 from t2x.layers.arrays import named_leaves
 from t2x.models import Block, Encoder, LanguageModel, Stack, last_token, mean_tokens
+from t2x.samples import BabelDates
 from t2x.tasks import Mixture
 from t2x.train import Experiment, Trainer
 from t2x.train.checks import check_evaluations

@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import CentralCrop, DigitScenes, RandomResizedCrop
+from t2x.data import CentralCrop, RandomResizedCrop
 from t2x.domains.segmentation import PrepareMask
+from t2x.samples import DigitScenes
 
 RNG = np.random.default_rng(0)
 MASK = RNG.integers(0, 6, (20, 30)).astype(np.uint8)

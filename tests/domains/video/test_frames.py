@@ -5,11 +5,11 @@ import pytest
 from scipy.stats import chisquare
 
 from t2x.base.errors import UserError
-from t2x.data import MovingDigits
-from t2x.data.samples.digits import in_published_order
-from t2x.data.samples.moving_digits import DIRECTIONS
 from t2x.data.sources.base import NoSource
 from t2x.domains.video import VideoClassification
+from t2x.samples import MovingDigits
+from t2x.samples.digits import in_published_order
+from t2x.samples.moving_digits import DIRECTIONS
 
 
 def videos(split='train', **settings):

@@ -20,7 +20,7 @@ from counted_models import (
   vision_model,
 )
 
-from t2x.data import BabelDates, Bytes, FullRows
+from t2x.data import Bytes, FullRows
 from t2x.layers import (
   XLA,
   AttentionFree,
@@ -63,6 +63,7 @@ from t2x.models import (
   SequenceClassifier,
   TiedHead,
 )
+from t2x.samples import BabelDates
 from t2x.tasks import (
   CausalLM,
   ImageClassification,

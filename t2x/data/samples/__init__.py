@@ -1,1 +1,0 @@
-"""Small real data sets that work offline."""
