@@ -22,7 +22,7 @@ from t2x.base.external_files import (
   shown,
 )
 from t2x.interop.rules import Rule
-from t2x.interop.template import Part, has_option, is_part, read_back, write
+from t2x.interop.template import GinReference, has_option, is_part, read_back, write
 
 __all__ = ['Family']
 
@@ -106,7 +106,7 @@ class PartField(Field):
     return isinstance(value, (bool, str)) and value in self.parts
 
   def convert(self, value):
-    return Part(self.parts[value])
+    return GinReference(self.parts[value])
 
   def restore(self, value):
     """Returns the value for a part. An unknown part gets the first value, which the export then rejects."""

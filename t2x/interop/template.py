@@ -182,7 +182,7 @@ Encoder:
 PLACEHOLDER = re.compile(r'\{([\w.]+)\}')
 
 
-class Part(str):
+class GinReference(str):
   """The name of a t2x class or function, `scope/Name`, for a gin reference; never taken from a file."""
 
 
@@ -196,13 +196,13 @@ def write(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _gin(value: Any) -> str:
-  if isinstance(value, Part):
+  if isinstance(value, GinReference):
     return f'@{value}'
   if isinstance(value, list):
     return f'[{", ".join(map(_gin, value))}]'
   if value is None or type(value) in (bool, int, float, str):
     return repr(value)
-  raise TypeError(f'{value!r} must be a bool, number, string, None, Part or a list of them')
+  raise TypeError(f'{value!r} must be a bool, number, string, None, GinReference or a list of them')
 
 
 def fill(template: str, **names: Any) -> str:

@@ -2,7 +2,7 @@
 
 import tiny_models
 
-from t2x.interop.template import Part, fill, has_option, read_back, write
+from t2x.interop.template import GinReference, fill, has_option, read_back, write
 
 DECODER = """
 Experiment.model = @LanguageModel
@@ -35,16 +35,16 @@ MLP:
 """
 VALUES = {
   'width': 8,
-  'head': Part('LMHead'),
+  'head': GinReference('LMHead'),
   'words': 20,
   'layers': 4,
-  'blocks': [Part('Block'), Part('Block')],
+  'blocks': [GinReference('Block'), GinReference('Block')],
   'dropout': 0.25,
   'epsilon': 1e-3,
   'heads': 2,
   'bias': False,
   'hidden': 12,
-  'function': Part('relu'),
+  'function': GinReference('relu'),
 }
 
 
@@ -107,7 +107,7 @@ def test_an_option_holds_if_the_model_has_its_parts():
 
 def test_other_names_and_values_are_filled_in():
   template = 'A.a = {a}\nB.b = {b}\nC.c = {c}\nD.d = {d}\n'
-  filled = fill(template, a='other', b=1e-5, c=Part('scope/Part'))
+  filled = fill(template, a='other', b=1e-5, c=GinReference('scope/Part'))
   assert filled == 'A.a = {other}\nB.b = 1e-05\nC.c = @scope/Part\nD.d = {d}\n'
 
 
@@ -117,7 +117,7 @@ local/Block.pattern = @Window()
 Window.size = {window}
 local/MLP.hidden_dim = {narrow}
 """
-  blocks = [Part('local/Block'), Part('Block')]
+  blocks = [GinReference('local/Block'), GinReference('Block')]
   values = VALUES | {'blocks': blocks, 'window': 3, 'narrow': 5}
   built = model(DECODER + more, values)
   found = read_back(DECODER + more, built)
@@ -130,7 +130,7 @@ def test_wirings_of_a_mapping_are_matched_by_sublayer():
   more = """
 first/Block.wiring = {'mixer': @NoNorm, 'feed_forward': @PreNorm}
 """
-  blocks = [Part('first/Block'), Part('Block')]
+  blocks = [GinReference('first/Block'), GinReference('Block')]
   built = model(DECODER + more, VALUES | {'blocks': blocks})
   assert has_option(DECODER, more, built)
   assert not has_option(DECODER, more, model(DECODER, VALUES))

@@ -15,7 +15,7 @@ from t2x.interop.template import (
   LAYERS,
   LEARNED_POSITIONS,
   PARALLEL_LAYERS,
-  Part,
+  GinReference,
   fill,
 )
 from t2x.layers import Full, Window
@@ -119,7 +119,7 @@ MultiHeadAttention:
   scale = 1.0
 """
 NEO_LOCAL = LOCAL.replace('sliding_window', 'window_size')
-NEO_BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
+NEO_BLOCKS = {'global': GinReference('Block'), 'local': GinReference('local/Block')}
 
 
 class NeoKinds(Field):

@@ -11,7 +11,14 @@ from t2x.base.external_files import Bool, Choice, Field, Fields, Int, Many, Only
 from t2x.interop.family import ACTIVATIONS, Family, Layers, activation, positive, rates, sizes, tied
 from t2x.interop.rope import SCALINGS, Rope
 from t2x.interop.rules import Rule, block, dense, norm
-from t2x.interop.template import ATTENTION_BIAS, DECODER, LAYERS, PARALLEL_LAYERS, Part, fill
+from t2x.interop.template import (
+  ATTENTION_BIAS,
+  DECODER,
+  LAYERS,
+  PARALLEL_LAYERS,
+  GinReference,
+  fill,
+)
 from t2x.layers import Window
 
 # Types and ranges of the fields; a family has the defaults.
@@ -64,9 +71,9 @@ QKV_BIAS = ATTENTION_BIAS.replace('{attention_bias}', 'True', 1).replace(
 )
 
 # Layers of two kinds: `local/Block` has a window.
-KINDS: Mapping[str, Part] = {
-  'full_attention': Part('Block'),
-  'sliding_attention': Part('local/Block'),
+KINDS: Mapping[str, GinReference] = {
+  'full_attention': GinReference('Block'),
+  'sliding_attention': GinReference('local/Block'),
 }
 LOCAL = """
 local/Block.pattern = @Window()
@@ -482,7 +489,7 @@ PHI3 = language_model(
 NO_POSITIONS = """
 nope/Block.encoding = None
 """
-SMOLLM3_BLOCKS = {1: Part('Block'), 0: Part('nope/Block')}
+SMOLLM3_BLOCKS = {1: GinReference('Block'), 0: GinReference('nope/Block')}
 
 
 def _smollm3_derive(fields: Fields) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from t2x.interop.families.vit import FIELDS, IMAGES, Sides, derive, restore
 from t2x.interop.family import Family, Layers, Size, activation, positive, rates, sizes
 from t2x.interop.layouts import CLASS_TOKEN, PATCHES, ROW, VECTOR
 from t2x.interop.rules import Rule, block, dense, norm, only_if
-from t2x.interop.template import LAYERS, Part, fill
+from t2x.interop.template import LAYERS, GinReference, fill
 
 SCALED = LAYERS.replace('PreNorm', 'LayerScale')
 # use_swiglu_ffn or use_gated_mlp -> the layers.
@@ -60,7 +60,7 @@ def _derive_v2(fields: Fields) -> dict[str, Any]:
   return derive(fields) | {
     'mlp_bias': True,
     'intermediate_size': (int(width * 2 / 3) + 7) // 8 * 8 if gated else width,
-    'function': Part('silu') if gated else fields['hidden_act'],
+    'function': GinReference('silu') if gated else fields['hidden_act'],
   }
 
 

@@ -20,12 +20,12 @@ from t2x.interop.family import (
 )
 from t2x.interop.rope import SCALINGS, Rope
 from t2x.interop.rules import Rule, block, dense, norm
-from t2x.interop.template import ATTENTION_BIAS, LAYERS, Part, fill
+from t2x.interop.template import ATTENTION_BIAS, LAYERS, GinReference, fill
 from t2x.models.pooling import mean_over_tokens
 
 ROPE = Rope('global_rope_theta', base_default=160000.0, part='Block', local='local_rope_theta')
-POOLS = {'cls': Part('first_token'), 'mean': Part('mean_tokens')}
-FIRST = Part('first/Block')
+POOLS = {'cls': GinReference('first_token'), 'mean': GinReference('mean_tokens')}
+FIRST = GinReference('first/Block')
 TEMPLATE = (
   """
 Experiment.model = @LanguageModel
