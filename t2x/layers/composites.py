@@ -13,7 +13,7 @@ from t2x.base.errors import UserError
 from t2x.layers.interfaces import ExtrasSublayer, Source, Sublayer, Wiring
 from t2x.layers.positions.encoding import PositionEncoding, held_features
 
-Part = TypeVar('Part')
+T = TypeVar('T')
 
 
 class Around(nnx.Module):
@@ -161,7 +161,7 @@ def initial_extras(
   return extras
 
 
-def replace_parts(module: Part, **parts: Any) -> Part:
+def replace_parts(module: T, **parts: Any) -> T:
   """Returns a shallow copy of a module with the given attributes replaced."""
   leaves, structure = jax.tree.flatten(module)
   copy = jax.tree.unflatten(structure, leaves)

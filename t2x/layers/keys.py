@@ -20,7 +20,7 @@ from t2x.layers.initializers import std_of
 
 __all__ = ['initialized', 'named_key', 'stacked']
 
-Part = TypeVar('Part')
+T = TypeVar('T')
 
 
 @overload
@@ -173,8 +173,8 @@ class NamedRngs(nnx.Rngs):
 
 
 def stacked(
-  build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs, axis: str = 'layers'
-) -> Part:
+  build: Callable[[Array, nnx.Rngs], T], num: int, rngs: nnx.Rngs, axis: str = 'layers'
+) -> T:
   """Builds `num` copies of a part as one part whose arrays are stacked along a leading axis.
 
   The construction is traced once. The values of copy i do not depend on `num`.
@@ -198,7 +198,7 @@ def stacked(
   return part
 
 
-def initialized(build: Callable[..., Part], key: Array) -> Part:
+def initialized(build: Callable[..., T], key: Array) -> T:
   """Builds a model whose parameters are initialised with keys derived from their names.
 
   The value of a parameter created by `t2x.layers.param` is a function of `key`, its dotted name, its index
@@ -234,7 +234,7 @@ def drawn(build: Callable[..., Any]) -> dict[str, Drawn]:
   }
 
 
-def _construct(build: Callable[..., Part], key: Array, draws: _Draws) -> Part:
+def _construct(build: Callable[..., T], key: Array, draws: _Draws) -> T:
   return build(rngs=NamedRngs(key, named_key(key, '(unnamed)'), draws))
 
 
