@@ -21,7 +21,7 @@ from t2x.config.loading import Config
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import Call, build, key_of
 from t2x.config.signature import Part
-from t2x.config.sources import Source, is_own
+from t2x.config.sources import ModuleSource, is_own
 
 __all__ = [
   'Resolved',
@@ -102,7 +102,7 @@ def _is_tree(tree: Any) -> bool:
   return False
 
 
-def write_resolved(folder: Path, content: Resolved, copies: Mapping[str, Source]) -> None:
+def write_resolved(folder: Path, content: Resolved, copies: Mapping[str, ModuleSource]) -> None:
   """Writes the resolved values of a config, and copies of the user's modules, into a run folder."""
   write_json(folder / RESOLVED, content)
   for source in copies.values():

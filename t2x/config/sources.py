@@ -26,7 +26,7 @@ _CHANGES = {'setattr', 'delattr', 'exec', 'eval', '__import__'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ModuleSource:
   """Content of a module's file.
 
   Attributes:
@@ -44,7 +44,7 @@ class Source:
   calls: frozenset[str]
 
 
-def source_of(name: str) -> Source | None:
+def source_of(name: str) -> ModuleSource | None:
   """Returns the source of a module, loaded or not; None without a file and for other modules than the user's."""
   if not is_own(name):
     return None
@@ -101,9 +101,9 @@ def module_defining(name: str, folders: Iterable[str]) -> str | None:
   return None
 
 
-def closure(names: Iterable[str]) -> dict[str, Source]:
+def closure(names: Iterable[str]) -> dict[str, ModuleSource]:
   """Returns the sources of the user's modules among `names` and their imports, by module."""
-  sources: dict[str, Source] = {}
+  sources: dict[str, ModuleSource] = {}
   pending, visited = [*names], set[str]()
   while pending:
     name = pending.pop()
@@ -117,7 +117,7 @@ def closure(names: Iterable[str]) -> dict[str, Source]:
   return dict(sorted(sources.items()))
 
 
-def has_effects(sources: dict[str, Source]) -> bool:
+def has_effects(sources: dict[str, ModuleSource]) -> bool:
   """Returns whether importing the modules may change other objects, such as replace a part of t2x.
 
   Calls of the user's functions and statements for their effect count; definitions and calls of libraries do not.
@@ -139,7 +139,7 @@ def version_of(name: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Source:
+def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> ModuleSource:
   file = Path(origin)
   path = name.replace('.', '/') + ('/__init__' if is_package else '') + ''.join(file.suffixes)
   digest, imports, calls = digest_of(content), set[str](), frozenset[str]()
@@ -152,7 +152,7 @@ def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Sourc
     for node in ast.walk(tree):
       imports |= {part for module in _imported(node, package) for part in _with_parents(module)}
     calls = frozenset(_calls(tree, package))
-  return Source(digest, path, content, tuple(sorted(imports)), calls)
+  return ModuleSource(digest, path, content, tuple(sorted(imports)), calls)
 
 
 def _with_parents(name: str) -> Iterator[str]:

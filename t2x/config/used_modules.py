@@ -8,7 +8,7 @@ from typing import Any
 from t2x.config.parse import Import
 from t2x.config.registries import Registry
 from t2x.config.resolve import Call, calls
-from t2x.config.sources import Source, closure, has_effects, is_own, version_of
+from t2x.config.sources import ModuleSource, closure, has_effects, is_own, version_of
 from t2x.config.values import leaves
 
 
@@ -23,8 +23,8 @@ class Used:
     versions: versions of libraries whose parts are used.
   """
 
-  sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
-  imported: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+  sources: Mapping[str, ModuleSource] = dataclasses.field(default_factory=dict)
+  imported: Mapping[str, ModuleSource] = dataclasses.field(default_factory=dict)
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -38,7 +38,7 @@ def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Us
   if not imports:
     return Used()
   homes = _homes(root, registry)
-  sources, imported = closure(homes), dict[str, Source]()
+  sources, imported = closure(homes), dict[str, ModuleSource]()
   for statement in imports:
     modules = closure([statement.module])
     imported |= modules
