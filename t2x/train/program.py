@@ -27,7 +27,7 @@ from t2x.tasks import Task
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.groups import Groups
 from t2x.train.logs.flops import PEAK_FLOPS, Flops, flops_per_token, row_lengths
-from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
+from t2x.train.logs.step_sums import EvalSums, NormsPerLayer, StepSums
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import TEACHER, Blueprint, ParamInfo, Params
 from t2x.train.step import (
@@ -309,7 +309,7 @@ class Program:
       self.groups,
       self.layout,
       self.teacher,
-      LayerNorms(self.groups.trained) if trainer.layer_norms else None,
+      NormsPerLayer(self.groups.trained) if trainer.layer_norms else None,
     )
 
   def memory_bytes(self) -> int | None:

@@ -18,7 +18,7 @@ from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
 from t2x.train.experiment import Trainer
 from t2x.train.groups import Groups
-from t2x.train.logs.step_sums import EvalSums, LayerNorms, StepSums
+from t2x.train.logs.step_sums import EvalSums, NormsPerLayer, StepSums
 from t2x.train.params import Blueprint, Params
 
 Batch = Mapping[str, jax.Array]
@@ -161,7 +161,7 @@ def make_train_step(
   groups: Groups,
   layout: Layout | None = None,
   teacher: Blueprint | None = None,
-  layer_norms: LayerNorms | None = None,
+  layer_norms: NormsPerLayer | None = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 

@@ -14,7 +14,7 @@ from t2x.train.params import ParamInfo
 KINDS = ('gradient', 'parameter', 'update')
 
 
-class LayerNorms:
+class NormsPerLayer:
   """Computes Euclidean norms over all trained parameters of a layer.
 
   Each layer of a scanned stack has its own norm. Parameters that several layers share count for the first of
@@ -94,7 +94,7 @@ class StepSums:
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
 
   def with_layer_norms(
-    self, layer_norms: LayerNorms | None, gradients: Any, params: Any, updates: Any
+    self, layer_norms: NormsPerLayer | None, gradients: Any, params: Any, updates: Any
   ) -> 'StepSums':
     """Returns the sums with norms by layer; without `layer_norms` unchanged."""
     if layer_norms is None:

@@ -13,7 +13,7 @@ from t2x.layers import RoPE
 from t2x.models import Block
 from t2x.parallel import Mesh
 from t2x.train import AdamW, Constant, Experiment, Group, Program, Trainer, train
-from t2x.train.logs.step_sums import LayerNorms
+from t2x.train.logs.step_sums import NormsPerLayer
 from t2x.train.params import ParamInfo
 
 
@@ -99,7 +99,7 @@ def test_gradient_norms_equal_those_of_numpy():
     {n: rng.normal(size=s).astype(np.float32) for n, s in zip(names, shapes, strict=True)}
     for _ in range(3)
   ]
-  norms = LayerNorms(infos)
+  norms = NormsPerLayer(infos)
   values = dict(zip(norms.names, jax.jit(norms)(*trees), strict=True))
   for kind, tree in zip(('gradient', 'parameter', 'update'), trees, strict=True):
     for key, value in expected(infos, tree).items():
@@ -109,7 +109,7 @@ def test_gradient_norms_equal_those_of_numpy():
 def test_layers_have_equally_many_digits():
   layers = tuple((i,) for i in range(12))
   info = ParamInfo('stack.blocks.0.kernel', (None,), (12, 3), 'vector', layers=layers)
-  assert LayerNorms({info.name: info}).names[:3] == (
+  assert NormsPerLayer({info.name: info}).names[:3] == (
     'gradient/stack.00',
     'gradient/stack.01',
     'gradient/stack.02',
