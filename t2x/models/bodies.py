@@ -34,7 +34,7 @@ from t2x.layers.parameters import with_defaults
 from t2x.layers.patterns.algebra import mark_names
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import Body, LayerStack, Output
-from t2x.models.stack import Stack, of_source, reads_of, recordable
+from t2x.models.stack import Stack, reads_of, recordable, source_arrays
 
 __all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
 
@@ -114,7 +114,7 @@ class Encoder(nnx.Module):
 
   @property
   def reads_of_source(self) -> frozenset[str]:
-    return of_source(reads_of(self.stack.blocks))
+    return source_arrays(reads_of(self.stack.blocks))
 
   @property
   def max_length(self) -> int | None:

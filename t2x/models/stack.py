@@ -347,8 +347,8 @@ def recordable(reads: Collection[str]) -> frozenset[str]:
   return frozenset({'hidden', *names})
 
 
-def of_source(reads: Collection[str]) -> frozenset[str]:
-  """Returns the names of the arrays of the encoder's layers that blocks read which read these fields."""
+def source_arrays(reads: Collection[str]) -> frozenset[str]:
+  """Returns the names of encoder-layer arrays that these fields refer to."""
   return frozenset(name.removeprefix('source.') for name in reads if name.startswith('source.'))
 
 
