@@ -69,11 +69,11 @@ def _blocks(config: Config) -> Iterator[tuple[str, dict[str, Statement]]]:
       blocks.setdefault((statement.scope, call.part), {})[param] = statement
   root = config.root.part if isinstance(config.root, Call) else None
 
-  def place(block: tuple[str, Part]) -> tuple[Any, ...]:
+  def order(block: tuple[str, Part]) -> tuple[Any, ...]:
     (scope, part), name = block, config.name_of(block[1])
     return part is not root, name.lower(), scope, name
 
-  for scope, part in sorted(blocks, key=place):
+  for scope, part in sorted(blocks, key=order):
     bound = blocks[scope, part]
     params = [param for param in config.bindings.bound_params(part) if param in bound]
     title = f'{scope}/{config.name_of(part)}' if scope else config.name_of(part)

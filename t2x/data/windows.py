@@ -96,7 +96,7 @@ class Windows(Sequence[dict[str, Any]]):
       contents = [[e[name] for name in names] for e in self.examples]
     return fingerprint(*self.settings, self.scale.tolist(), fingerprint(*contents))
 
-  def place(self, index: int) -> tuple[int, int]:
+  def series_and_start(self, index: int) -> tuple[int, int]:
     """Returns the number of the series of a window and the index of its first value."""
     index = range(len(self))[index]
     number = int(np.searchsorted(self.bounds, index, side='right'))
@@ -108,7 +108,7 @@ class Windows(Sequence[dict[str, Any]]):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
-    number, start = self.place(index)
+    number, start = self.series_and_start(index)
     values, middle = self.examples[number]['values'], start + self.context
     end = middle + self.horizon
     return {

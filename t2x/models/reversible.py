@@ -206,7 +206,7 @@ class ReversibleStack(Stack):
       for name in block.wirings:
 
         def branch(block, h, number, keys, rates, place=place, name=name):
-          fields = self.place(number, place) | randomness(keys, rates, place)
+          fields = self.numbers_of_layer(number, place) | randomness(keys, rates, place)
           own = dataclasses.replace(call, **fields)
           result = block.branch(name, h.astype(x.dtype), restrict_call(own, block))
           y = constrain(result.x, 'batch', 'length', 'embed').astype(h.dtype)

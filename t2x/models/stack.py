@@ -176,7 +176,7 @@ class Stack(nnx.Module):
   def max_length(self) -> int | None:
     return least_max_length(self.blocks)
 
-  def place(self, repeat: Any, place: int) -> dict[str, Any]:
+  def numbers_of_layer(self, repeat: Any, place: int) -> dict[str, Any]:
     """Returns the fields of the call of block `place` of a repeat that number the layer."""
     layer = self.first_layer + repeat * len(self.blocks) + place
     return {'place': place, 'repeat': repeat, 'layer': layer}
@@ -221,7 +221,9 @@ class Stack(nnx.Module):
       encoding, source = shared() if shared else (call.encoding, call.source)
       of_layers = dataclasses.replace(call, encoding=encoding, source=source)
       for i, block in enumerate(blocks):
-        own = dataclasses.replace(of_layers, **self.place(number, i), **randomness(keys, rates, i))
+        own = dataclasses.replace(
+          of_layers, **self.numbers_of_layer(number, i), **randomness(keys, rates, i)
+        )
         stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]

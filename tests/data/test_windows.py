@@ -50,7 +50,7 @@ def test_windows_are_all_places_of_all_series_and_their_future_is_in_the_split()
 def test_a_stride_skips_windows_and_a_series_shorter_than_a_window_has_none():
   rows = windows('train', stride=3)
   assert [int(row['series'][0, 0]) for row in rows] == [0, 3, 6, 100]
-  assert [rows.place(i) for i in range(4)] == [(0, 0), (0, 3), (0, 6), (1, 0)]
+  assert [rows.series_and_start(i) for i in range(4)] == [(0, 0), (0, 3), (0, 6), (1, 0)]
   assert [int(row['number']) for row in windows('train', context=5)] == [0] * 6
   assert len(windows('train', context=11)) == 0
 
