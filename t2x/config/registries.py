@@ -267,13 +267,13 @@ def _exported(module: types.ModuleType) -> list[str]:
   inside = [m for name, m in list(sys.modules.items()) if name.startswith(f'{module.__name__}.')]
   listed = {name for m in inside for name in getattr(m, '__all__', ())}
 
-  def own(obj):
+  def is_defined_here(obj):
     home = getattr(obj, '__module__', None) or ''
     is_plain = inspect.isclass(obj) or inspect.isfunction(obj)
     return is_plain and (home + '.').startswith(module.__name__ + '.')
 
   names = {name: obj for name, obj in vars(module).items() if not name.startswith('_')}
-  return [name for name, obj in names.items() if name in listed or own(obj)]
+  return [name for name, obj in names.items() if name in listed or is_defined_here(obj)]
 
 
 def _is_part(obj: Any) -> bool:

@@ -37,11 +37,11 @@ def visible_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
     return Tiles(empty, full)
   if q.high.segments is None or k.high.segments is None:
     high = k.high.segments if q.high.segments is None else q.high.segments
-    apart = high == 0
+    disjoint = high == 0
   else:
     # The maximum of a block of padding is 0, below every minimum.
-    apart = (q.high.segments < k.low.segments) | (k.high.segments < q.low.segments)
-  return Tiles(empty | apart, np.bool_(False))
+    disjoint = (q.high.segments < k.low.segments) | (k.high.segments < q.low.segments)
+  return Tiles(empty | disjoint, np.bool_(False))
 
 
 def attention_mask(
