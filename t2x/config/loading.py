@@ -30,7 +30,7 @@ class Config:
   """A resolved and checked config. Nothing is built yet.
 
   Attributes:
-    root: the resolved tree (a `Call`, or the value of a macro root).
+    root: the resolved tree (a `PartCall`, or the value of a macro root).
     statements: all statements in reading order, including overridden ones.
     imports: import statements of the user's modules.
     files: real paths of the gin files and their includes.

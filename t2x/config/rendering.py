@@ -8,7 +8,7 @@ from typing import Any
 from t2x.base.ranges import Role
 from t2x.config.loading import Config
 from t2x.config.parse import PIN_COMMENT, SEARCH_COMMENT, Statement, macros_in
-from t2x.config.resolve import Call, calls, key_of
+from t2x.config.resolve import PartCall, calls, key_of
 from t2x.config.signature import Part
 from t2x.config.type_check import has_role, is_tunable
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
@@ -67,7 +67,7 @@ def _blocks(config: Config) -> Iterator[tuple[str, dict[str, Statement]]]:
   for call in calls(config.root):
     for param, statement in call.bound.items():
       blocks.setdefault((statement.scope, call.part), {})[param] = statement
-  root = config.root.part if isinstance(config.root, Call) else None
+  root = config.root.part if isinstance(config.root, PartCall) else None
 
   def order(block: tuple[str, Part]) -> tuple[Any, ...]:
     (scope, part), name = block, config.name_of(block[1])
@@ -112,7 +112,7 @@ def show(config: Config) -> str:
   return '\n\n'.join(block.rstrip('\n') for block in blocks) + '\n'
 
 
-def _call_lines(call: Call, config: Config) -> Iterator[str]:
+def _call_lines(call: PartCall, config: Config) -> Iterator[str]:
   bound = call.bound
   rows = [
     (f'{name} = {text_of(value, config)}', _origin(bound.get(name), config))
@@ -156,7 +156,7 @@ def parameters_with(config: Config, role: Role) -> list[str]:
   return [*dict.fromkeys(names)]
 
 
-def values_of(call: Call) -> dict[str, Any]:
+def values_of(call: PartCall) -> dict[str, Any]:
   """Returns the values of a call, with the defaults that a dataclass builds for each object."""
   return call.values | {n: v for n, v in _built_defaults(call.part).items() if n not in call.bound}
 
@@ -180,13 +180,13 @@ class _Unquoted(str):
     return str(self)
 
 
-def text_of(value: Any, config: Config, call_text: Callable[[Call], str] | None = None) -> str:
+def text_of(value: Any, config: Config, call_text: Callable[[PartCall], str] | None = None) -> str:
   """Returns a resolved value as gin text, with calls as references unless `call_text` formats them."""
 
   def leaf_text(leaf):
-    if isinstance(leaf, Call) and call_text is not None:
+    if isinstance(leaf, PartCall) and call_text is not None:
       return _Unquoted(call_text(leaf))
-    if isinstance(leaf, Call):
+    if isinstance(leaf, PartCall):
       return Reference('/'.join(leaf.scope), config.name_of(leaf.part), leaf.evaluate)
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
       return leaf

@@ -33,7 +33,7 @@ class Argument:
 
 
 @dataclasses.dataclass(eq=False)
-class Call:
+class PartCall:
   """A part with its arguments.
 
   Attributes:
@@ -75,7 +75,7 @@ class Call:
 
 
 def _is_unbound(value: Any) -> bool:
-  return all(leaf.is_unbound for leaf in leaves(value) if isinstance(leaf, Call))
+  return all(leaf.is_unbound for leaf in leaves(value) if isinstance(leaf, PartCall))
 
 
 class Resolver:
@@ -95,8 +95,8 @@ class Resolver:
     self.refused = refused
     self.visited: dict[Part, set[Scope]] = {}
     self.default_objects: dict[type, str] = {}
-    self._calls: dict[Any, Call] = {}
-    self._shared: dict[int, Call] = {}
+    self._calls: dict[Any, PartCall] = {}
+    self._shared: dict[int, PartCall] = {}
     self._stack: list[tuple[Part, Scope]] = []
     self._macro_stack: list[Statement] = []
     # Scopes that references left, with the reference.
@@ -156,10 +156,10 @@ class Resolver:
     evaluate: bool,
     place: Place,
     user: str,
-  ) -> Call:
+  ) -> PartCall:
     """Resolves the call of a part in a scope; `user` is the parameter that references the part."""
     key = (part, id(obj), scope, evaluate)
-    call = Call(part, obj, scope, evaluate, place, {})
+    call = PartCall(part, obj, scope, evaluate, place, {})
     if (part, scope) in self._stack:
       chain = [p.name for p, _ in self._stack[self._stack.index((part, scope)) :]]
       self.bindings.error(place, f'{part.name} contains itself: {" -> ".join([*chain, part.name])}')
@@ -177,7 +177,7 @@ class Resolver:
     self._check_required(call, user)
     return call
 
-  def _argument(self, part: Part, name: str, scope: Scope, call: Call) -> Argument | None:
+  def _argument(self, part: Part, name: str, scope: Scope, call: PartCall) -> Argument | None:
     parameter = part.parameters.get(name)
     target = f'{part.name}.{name}'
     statement = self.bindings.lookup(part, name, scope)
@@ -212,7 +212,7 @@ class Resolver:
           f'write @{within}, also in bindings of its scope',
         )
 
-  def _default(self, parameter: Parameter, scope: Scope, call: Call, target: str):
+  def _default(self, parameter: Parameter, scope: Scope, call: PartCall, target: str):
     """Resolves a default that contains factories, to which bindings apply as in a config."""
     registry = self.bindings.registry
 
@@ -228,10 +228,10 @@ class Resolver:
       return self.call(part, leaf, scope, False, call.place, f'the default of {target}')
 
     value = map_leaves(resolve, parameter.default)
-    is_factory = any(isinstance(leaf, Call) for leaf in leaves(value))
+    is_factory = any(isinstance(leaf, PartCall) for leaf in leaves(value))
     return Argument(value, None) if is_factory else None
 
-  def _check_required(self, call: Call, user: str) -> None:
+  def _check_required(self, call: PartCall, user: str) -> None:
     """Reports required parameters without a value, except parameters that the enclosing part passes."""
     if not self.bindings.complete:
       return
@@ -271,13 +271,13 @@ def _drop_findings(bindings: Bindings) -> Iterator[None]:
   del bindings.findings[count:]
 
 
-def calls(value: Any) -> Iterator[Call]:
+def calls(value: Any) -> Iterator[PartCall]:
   """Yields all calls in a resolved value, each once, outermost first."""
   visited: set[int] = set()
 
   def walk(value):
     for leaf in leaves(value):
-      if isinstance(leaf, Call) and id(leaf) not in visited:
+      if isinstance(leaf, PartCall) and id(leaf) not in visited:
         visited.add(id(leaf))
         yield leaf
         for argument in leaf.arguments.values():
@@ -299,7 +299,7 @@ def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
   shared: dict[int, Any] = {}
 
   def build_leaf(leaf):
-    if not isinstance(leaf, Call):
+    if not isinstance(leaf, PartCall):
       return leaf
     if not leaf.is_shared:
       return build_call(leaf)
@@ -327,6 +327,6 @@ def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
   return map_leaves(build_leaf, value)
 
 
-def key_of(call: Call, param: str) -> str:
+def key_of(call: PartCall, param: str) -> str:
   """Returns 'scope/Name.param' for a parameter of a call."""
   return '/'.join((*call.scope, f'{call.part.name}.{param}'))

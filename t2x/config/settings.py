@@ -19,7 +19,7 @@ from t2x.config.bindings import Scope
 from t2x.config.importing import COPIES
 from t2x.config.loading import Config
 from t2x.config.rendering import defaults_of, text_of, values_of
-from t2x.config.resolve import Call, build, key_of
+from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
 from t2x.config.sources import ModuleSource, is_own
 
@@ -164,7 +164,7 @@ def paths_of(config: Config, names: Collection[str]) -> set[str]:
 def older_identity(config: Config, without: Collection[str] = ()) -> str:
   """Returns the identity of trials of version 0.1.0: a hash of all values, with short names of the user's parts."""
 
-  def call_text(call: Call) -> str:
+  def call_text(call: PartCall) -> str:
     values = call.values
     names = (name for name in sorted(values) if key_of(call, name) not in without)
     arguments = ', '.join(f'{name}={text_of(values[name], config, call_text)}' for name in names)
@@ -186,7 +186,7 @@ class _Trees:
 
   def of(self, value: Any, scope: Scope = ()) -> tuple[Tree, bool]:
     """Returns the tree of a value in a scope, and whether a binding sets a value in it that is not the default."""
-    if isinstance(value, Call):
+    if isinstance(value, PartCall):
       if id(value) not in self._calls:
         self._calls[id(value)] = self._call(value)
       return self._calls[id(value)]
@@ -201,7 +201,7 @@ class _Trees:
       return self._object(value, part, scope), False
     return self._leaf(value), False
 
-  def _call(self, call: Call) -> tuple[Tree, bool]:
+  def _call(self, call: PartCall) -> tuple[Tree, bool]:
     # A default may be a partial function with settings of its own.
     preset = call.obj.keywords if isinstance(call.obj, functools.partial) else {}
     defaults = defaults_of(call.part) | preset
@@ -243,9 +243,9 @@ class _Trees:
     return {'part': self._name(part), 'built': True, 'values': values, 'own': own}
 
   def _is_default(self, value: Any, default: Any, scope: Scope) -> bool:
-    if isinstance(value, Call) and not value.evaluate:
+    if isinstance(value, PartCall) and not value.evaluate:
       return value.part.obj is default and not self.of(value)[1]
-    if isinstance(value, Call):
+    if isinstance(value, PartCall):
       # Without the omitted parameters, then as objects: a constructor may convert its arguments.
       equal = self.of(value)[0] == self.of(default, scope)[0]
       return equal or (type(default) is value.part.obj and bool(build(value) == default))
@@ -275,7 +275,7 @@ class _Trees:
 
 def _default(value: Any, default: Any) -> Any:
   """Returns the default with the factories of an equal value, whose arguments are resolved."""
-  if isinstance(value, Call):
+  if isinstance(value, PartCall):
     return default if value.evaluate else value
   if type(value) in (list, tuple):
     return type(value)(map(_default, value, default))

@@ -7,7 +7,7 @@ from typing import Any
 
 from t2x.config.parse import Import
 from t2x.config.registries import Registry
-from t2x.config.resolve import Call, calls
+from t2x.config.resolve import PartCall, calls
 from t2x.config.sources import ModuleSource, closure, has_effects, is_own, version_of
 from t2x.config.values import leaves
 
@@ -61,6 +61,6 @@ def _homes(root: Any, registry: Registry) -> set[str]:
       inner = leaf.func if isinstance(leaf, functools.partial) else leaf
       part = registry.part_of(inner) or registry.part_of(type(inner))
       home = registry.home_of(part)[0] if part else getattr(inner, '__module__', '')
-      if not isinstance(leaf, Call) and isinstance(home, str) and (part or is_own(home)):
+      if not isinstance(leaf, PartCall) and isinstance(home, str) and (part or is_own(home)):
         homes.add(home)
   return homes - {''}

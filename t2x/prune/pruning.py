@@ -14,7 +14,7 @@ import numpy as np
 from t2x import config as config_lib
 from t2x.base.errors import UserError
 from t2x.base.files import check_new_folder
-from t2x.config.resolve import Call
+from t2x.config.resolve import PartCall
 from t2x.data.prepared_folders import write_folder
 from t2x.data.sources.subset import Spread
 from t2x.experiments import read_config, read_run_config
@@ -218,7 +218,7 @@ def pruned_gin(config: config_lib.Config, smaller: Cut, heads: Sequence[Attentio
   """
   values = config.root.values
   lines = ['Experiment.init_from = None'] if values.get('init_from') is not None else []
-  stacks: list[Call] = []
+  stacks: list[PartCall] = []
   for path, period in smaller.stacks.items():
     stack = _call(config, path)
     if any(stack is other for other in stacks):
@@ -254,12 +254,12 @@ def _head_dim(smaller: Cut, path: str, block: int, name: str) -> int:
   return int(smaller.params[f'{path}.blocks.{block}.{name}.out.kernel'].shape[2])
 
 
-def _title(config: config_lib.Config, call: Call, scope: Sequence[str]) -> str:
+def _title(config: config_lib.Config, call: PartCall, scope: Sequence[str]) -> str:
   """Returns 'scope/Name' of a part in a scope inside of its own."""
   return '/'.join((*call.scope, *scope, config.name_of(call.part)))
 
 
-def _call(config: config_lib.Config, path: str) -> Call:
+def _call(config: config_lib.Config, path: str) -> PartCall:
   """Returns the call that builds the module of this path in the model.
 
   Raises:
@@ -267,13 +267,13 @@ def _call(config: config_lib.Config, path: str) -> Call:
   """
   value: Any = config.root.values['model']
   for step in path.split('.'):
-    if isinstance(value, Call):
+    if isinstance(value, PartCall):
       value = value.values.get(step)
     elif isinstance(value, (list, tuple)) and step.isdigit() and int(step) < len(value):
       value = value[int(step)]
     else:
       value = None
-  if not isinstance(value, Call) or value.obj is not value.part.obj:
+  if not isinstance(value, PartCall) or value.obj is not value.part.obj:
     raise UserError(
       f'the config does not set {path} as a parameter of that name: heads of this model cannot be pruned'
     )
