@@ -1,4 +1,4 @@
-"""Settings of attention that queries, keys and values may have apart: norms of each head, and biases."""
+"""Settings of attention that can differ between queries, keys and values: norms of each head, and biases."""
 
 import dataclasses
 import functools
