@@ -15,6 +15,7 @@ from t2x.config.check import (
   inherited_positions,
   used_before,
 )
+from t2x.config.moved import current
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registries import Registry
 from t2x.config.resolve import Resolver, build, calls
@@ -127,6 +128,7 @@ def load(
   if import_findings and not parsed.findings:
     # Every name of the module is missing: report only the cause.
     raise_findings(import_findings)
+  parsed.statements = [*current(parsed.statements, registry, parsed.findings)]
   bindings = Bindings(registry, parsed.statements, complete=complete, overriding=overriding)
   bindings.findings += parsed.findings + import_findings
   place = _root_place(root, parsed.statements, files)

@@ -18,6 +18,7 @@ from t2x.base.json_files import Damaged, dataclass_from_json, read_json, write_j
 from t2x.config.bindings import Scope
 from t2x.config.importing import COPIES
 from t2x.config.loading import Config
+from t2x.config.moved import MOVED
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
@@ -73,7 +74,8 @@ def resolved(config: Config, without: Collection[str] = ()) -> Resolved:
 
 
 def read_resolved(folder: Path) -> Resolved | None:
-  """Returns the resolved values of a run's config at training time; None for runs of older versions.
+  """Returns the resolved values of a run's config at training time; None for runs of older versions, which have none or
+  bind settings that have moved.
 
   Raises:
     Damaged: t2x did not write the file in this form.
@@ -85,7 +87,16 @@ def read_resolved(folder: Path) -> Resolved | None:
     return None
   if not _is_tree(content.settings):
     raise Damaged(f'{path} is damaged: its settings have another form')
-  return content
+  return None if _has_moved(content.settings) else content
+
+
+def _has_moved(tree: Tree) -> bool:
+  children = _branches(tree)[1]
+  if isinstance(tree, dict) and 'part' in tree:
+    settings = MOVED.get(tree['part'].rpartition('.')[2], {})
+    if any(name in settings for name in tree['own']):
+      return True
+  return any(map(_has_moved, children.values()))
 
 
 def _is_tree(tree: Any) -> bool:

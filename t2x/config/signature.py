@@ -11,7 +11,7 @@ from typing import Any
 MISSING: Any = inspect.Parameter.empty
 
 # Parameters that only the enclosing part can pass, not a config.
-BUILDER_ARGUMENTS = frozenset({'rngs'})
+BUILDER_ARGUMENTS = frozenset({'normed_heads', 'reads_source', 'rngs'})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,11 @@ def describe(obj: Any, name: str) -> Part:
     arguments = arguments[1:] if arguments and arguments[0].kind in _BY_POSITION else arguments
   parameters = {
     p.name: Parameter(
-      p.name, hints.get(p.name, Any), p.default, p.kind in _BY_POSITION, p.kind in _BY_NAME
+      p.name,
+      hints.get(p.name, Any),
+      MISSING if p.name in BUILDER_ARGUMENTS else p.default,
+      p.kind in _BY_POSITION,
+      p.kind in _BY_NAME,
     )
     for p in arguments
     if p.kind in _BY_POSITION or p.kind in _BY_NAME

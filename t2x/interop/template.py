@@ -5,6 +5,7 @@ follows the references of the same template (`Decoder.stack = @Stack`) in a mode
 every placeholder, so that a family maps each field only once.
 """
 
+import dataclasses
 import itertools
 import operator
 import re
@@ -45,6 +46,13 @@ def _biases(part: Any) -> Any:
   return len(names) == 3 if len(names) in (0, 3) else names
 
 
+@dataclasses.dataclass(frozen=True)
+class JointNorm:
+  """A norm of all heads together, of which attention keeps only the norm itself."""
+
+  norm: Any
+
+
 # Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'AudioStem.num_features': lambda part: part.input.shape[-1],
@@ -78,9 +86,10 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
     f'MultiHeadAttention.{name}': operator.attrgetter(f'heads.{name}')
     for name in ('num_heads', 'num_kv_heads', 'head_dim', 'value_dim')
   },
-  'MultiHeadAttention.joint_qk_norm': lambda part: part.q_norm,
   'MultiHeadAttention.out_bias': lambda part: part.out.bias is not None,
-  'MultiHeadAttention.qk_norm': lambda part: part.q_norm,
+  'MultiHeadAttention.qk_norm': lambda part: (
+    JointNorm(part.q_norm) if 'q' in part.joint_norms else part.q_norm
+  ),
   'MultiHeadAttention.use_bias': _biases,
   'ParallelBlock.dropout_rate': lambda part: part.wirings[''].dropout_rate,
   'PatchEmbedding.num_registers': lambda part: (

@@ -3,7 +3,9 @@
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from t2x.base.errors import UserError
@@ -73,7 +75,6 @@ class BuildContext:
     counting: whether layers are only counted, so that the number of layers is that of one stage.
     vocab_size: vocabulary size of the task.
     vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
-    heads: logical axis and number of the heads that a norm normalises one by one; None elsewhere.
     pattern: attention pattern of the block, as far as the body, its stages and the block set it; None outside of them.
     reads_source: whether attention attends to the source instead of its own tokens; see `FromSource`.
   """
@@ -84,7 +85,6 @@ class BuildContext:
   counting: bool = False
   vocab_size: int | None = None
   vocab_multiple: int | None = None
-  heads: tuple[str, int] | None = None
   pattern: Any = None
   reads_source: bool = False
 
@@ -110,6 +110,23 @@ def building(**fields: Any) -> Iterator[None]:
 def at_position(**fields: Any) -> contextlib.AbstractContextManager[None]:
   """Sets these fields of the `Position` for the construction of parts inside the context."""
   return building(position=dataclasses.replace(build_context().position, **fields))
+
+
+def given(build: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+  """Returns a builder of a part with those of the arguments that its constructor takes.
+
+  They are no settings of configs: the part that contains it gives them (`t2x.config.signature.BUILDER_ARGUMENTS`).
+  """
+  inner = build.func if isinstance(build, functools.partial) else build
+  taken = _parameters(inner) & arguments.keys()
+  return functools.partial(build, **{name: arguments[name] for name in taken}) if taken else build
+
+
+@functools.cache
+def _parameters(build: Callable[..., Any]) -> frozenset[str]:
+  # Flax's metaclass hides the signature of a class.
+  function = getattr(build, '__init__') if isinstance(build, type) else build  # noqa: B009
+  return frozenset(inspect.signature(function).parameters)
 
 
 def residual_branches(name: str) -> int:

@@ -44,7 +44,7 @@ def test_parts_are_listed_under_what_takes_them(interfaces):
 
 def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
   names = {name: [part.name for part in one.parts] for name, one in interfaces.items()}
-  assert names['Norm'] == ['LayerNorm', 'PerHead', 'RMSNorm', 'final_norm_if_needed']
+  assert names['Norm'] == ['JointNorm', 'LayerNorm', 'PerHead', 'RMSNorm', 'final_norm_if_needed']
   assert names['ClassHead'] == [
     'AnswerClassifier',
     'CapsuleLengths',

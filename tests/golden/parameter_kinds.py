@@ -78,7 +78,8 @@ PARTS = [
   *_experts(layers.TopK, layers.ExpertChoice, partial(layers.TopK, bias=layers.LoadBias)),
   *_width(layers.TokenShift, sublayer=ATTENTION),
   *_attention('qk_norm', layers.RMSNorm, layers.PerHead),
-  *_attention('joint_qk_norm', layers.LayerNorm),
+  *_attention('qk_norm', partial(layers.JointNorm, norm=layers.LayerNorm)),
+  *_width(partial(layers.JointNorm, norm=layers.LayerNorm)),
   *_attention('head_outputs', layers.GatedHeads, layers.ScalarGatedHeads, layers.NormedHeads),
   *_attention('head_outputs', layers.DifferentialHeads),
   *_attention(

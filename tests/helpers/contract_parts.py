@@ -172,7 +172,7 @@ PARTS = {
       attention,
       num_kv_heads=2,
       use_bias=('q', 'v'),
-      head_norms={'k': PerHead, 'v': part(RMSNorm, use_scale=False)},
+      qk_norm={'k': PerHead, 'v': part(RMSNorm, use_scale=False)},
     )
   },
   'attention with cosine scores': {'build': part(attention, scores=CosineScores)},

@@ -13,6 +13,7 @@ from t2x.layers import (
   MLP,
   GatedDeltaNet,
   GatedMLP,
+  JointNorm,
   LayerNorm,
   MultiHeadAttention,
   NormedHeads,
@@ -87,7 +88,7 @@ def test_parameters_name_their_axes(norm_class):
   [
     (partial(MultiHeadAttention, num_heads=2, qk_norm=RMSNorm), {'q_norm.scale': 'head_dim'}),
     (
-      partial(MultiHeadAttention, num_heads=2, joint_qk_norm=LayerNorm),
+      partial(MultiHeadAttention, num_heads=2, qk_norm=partial(JointNorm, norm=LayerNorm)),
       {'k_norm.bias': 'features'},
     ),
     (

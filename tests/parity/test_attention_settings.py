@@ -191,7 +191,7 @@ def test_norms_with_a_scale_per_head_equal_x_transformers(parts, equal):
   check_x(
     equal,
     theirs,
-    {'head_norms': norms},
+    {'qk_norm': norms},
     lambda get: x_scales(theirs, get, **modules),
   )
 
@@ -223,7 +223,7 @@ def test_norms_of_values_without_a_scale_equal_gemma_3n(equal):
     use_bias=False,
     out_bias=False,
     scale=1.0,
-    head_norms={'q': RMSNorm, 'k': RMSNorm, 'v': part(RMSNorm, use_scale=False)},
+    qk_norm={'q': RMSNorm, 'k': RMSNorm, 'v': part(RMSNorm, use_scale=False)},
     rngs=nnx.Rngs(0),
   )
 

@@ -85,7 +85,7 @@ def test_outputs_and_gradients_equal_x_transformers(kv_heads, has_norms, compare
     num_kv_heads=kv_heads,
     use_bias=False,
     out_bias=False,
-    head_norms={'q': per_head, 'k': per_head} if has_norms else None,
+    qk_norm={'q': per_head, 'k': per_head} if has_norms else None,
     memory=MEMORY,
     rngs=nnx.Rngs(0),
   )

@@ -13,6 +13,7 @@ from t2x.base.errors import UserError
 from t2x.experiments import read_experiment
 from t2x.layers import (
   MLP,
+  JointNorm,
   LayerNorm,
   MultiHeadAttention,
   RMSNorm,
@@ -109,7 +110,7 @@ def test_a_matrix_to_a_width_that_has_no_name_is_hidden():
 
 
 @pytest.mark.parametrize(
-  ('norm', 'axis'), [({'qk_norm': RMSNorm}, 'head_dim'), ({'joint_qk_norm': RMSNorm}, 'features')]
+  ('norm', 'axis'), [({'qk_norm': RMSNorm}, 'head_dim'), ({'qk_norm': JointNorm}, 'features')]
 )
 def test_norms_of_queries_and_keys_are_vectors_of_any_width(norm, axis):
   """Their features are not d_model, which must be the same multiple everywhere."""

@@ -411,7 +411,7 @@ OLMO2 = language_model(
     'vocab_size': 50304,
   },
   template=LLAMA_TEMPLATE.replace('PreNorm', 'BranchNorm')
-  + QK_NORM.replace('qk_norm', 'joint_qk_norm'),
+  + QK_NORM.replace('@RMSNorm', '@JointNorm'),
   rules=(
     *llama_rules(norms=('post_attention_layernorm', 'post_feedforward_layernorm')),
     *qk_norms(),

@@ -46,6 +46,7 @@ from t2x.layers.attention.projections import (
   HeadNorms,
   Heads,
   Projection,
+  QKNorm,
   biases_of,
   head_projection,
   normalized,
@@ -57,7 +58,7 @@ from t2x.layers.attention.value_residual import Values
 from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Scores, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
 from t2x.layers.parameters import Initializer
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 from t2x.layers.tokens import Tokens
@@ -77,12 +78,9 @@ class MultiHeadAttention(nnx.Module):
     use_bias: whether the query, key and value projections have biases, or the names of the projections with biases,
       such as ('q', 'v') in BEiT and Whisper.
     out_bias: whether the output projection has a bias.
-    qk_norm: builds a norm over the features of each head, applied to queries and keys before rotation
-      (https://arxiv.org/abs/2010.04245). None: no norm.
-    joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
-      https://arxiv.org/abs/2501.00656). None: no norm.
-    head_norms: builds norms over the features of each head by projection, 'q', 'k' or 'v', such as one of values
-      (Gemma 3n) or of keys only, instead of `qk_norm`.
+    qk_norm: builds the norm of queries and of keys before rotation: over the features of each head
+      (https://arxiv.org/abs/2010.04245), with parameters of each head (`PerHead`) or over all heads (`JointNorm`). Or
+      such builders by projection, 'q', 'k' or 'v', such as one of values (Gemma 3n) or of keys only. None: no norm.
     value_dim: features per head of the values. None: head_dim.
     scores: builds the scores. Queries and keys are projected only if the scores read them.
     kernel: computes the output from the scores and values.
@@ -100,9 +98,9 @@ class MultiHeadAttention(nnx.Module):
     out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide num_heads, several
-      norms are set for queries or keys, the scores do not read `scale`, `queries` or the keys of `key_values`, or a
-      setting is for projections that `key_values` replaces.
+    UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide num_heads, the
+      scores do not read `scale`, `queries` or the keys of `key_values`, or a setting is for projections that
+      `key_values` replaces.
   """
 
   implements = (Sublayer,)
@@ -117,9 +115,7 @@ class MultiHeadAttention(nnx.Module):
     value_dim: Size | None = None,
     use_bias: bool | Sequence[Projection] = True,
     out_bias: bool = True,
-    qk_norm: Callable[..., Norm] | None = None,
-    joint_qk_norm: Callable[..., Norm] | None = None,
-    head_norms: Mapping[Projection, Callable[..., Norm]] | None = None,
+    qk_norm: QKNorm | None = None,
     scores: Callable[..., Scores] = DotProductScores,
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
@@ -139,12 +135,13 @@ class MultiHeadAttention(nnx.Module):
     self.scores = heads.build(scores, rngs=rngs)
     reads = self.score_inputs
     check_settings(name, self.scores, reads, scale, queries, memory)
-    replaced = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm, 'value_init': value_init}
-    check_replaced(name, reads, key_values, replaced | {'values': values})
+    shared = None if isinstance(qk_norm, Mapping) else qk_norm
+    replaced = {'qk_norm': shared, 'value_init': value_init, 'values': values}
+    check_replaced(name, reads, key_values, replaced)
     projected = frozenset({'v', *reads} & {'q', 'k', 'v'})
     biases = biases_of(name, use_bias, projected, key_values)
     own = projected if key_values is None else frozenset({'q'})
-    norms = HeadNorms.of(name, qk_norm, joint_qk_norm, head_norms or {}, own)
+    norms = HeadNorms.of(name, qk_norm, own)
     self.kernel, self.dropout_rate = kernel, dropout_rate
     self.scale = heads.head_dim**-0.5 if scale is None else scale
     project = functools.partial(head_projection, d_model, rngs=rngs, axis='kv_heads')
@@ -158,7 +155,7 @@ class MultiHeadAttention(nnx.Module):
     self.head_outputs = head_outputs and heads.build(head_outputs, rngs=rngs)
     outputs = (self.head_outputs and self.head_outputs.shape) or (num_heads, heads.value_dim)
     self.out = output_projection(outputs, d_model, out_init or kernel_init, out_bias, rngs)
-    self.has_joint_norm = norms.joint
+    self.joint_norms = norms.joint
     self.q_norm, self.k_norm, self.v_norm = norms.build(heads, rngs)
     self.memory = memory and heads.build(memory, rngs=rngs)
     self.values = values and heads.build(values, rngs=rngs)
@@ -302,14 +299,14 @@ class MultiHeadAttention(nnx.Module):
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
-    return normalized(self.q(x), self.q_norm, self.has_joint_norm)
+    return normalized(self.q(x), self.q_norm, 'q' in self.joint_norms)
 
   def _keys(self, x: Array) -> Array:
     assert self.k is not None  # The scores read keys.
-    return normalized(self.k(x), self.k_norm, self.has_joint_norm)
+    return normalized(self.k(x), self.k_norm, 'k' in self.joint_norms)
 
   def _values(self, x: Array) -> Array:
-    return normalized(self.v(x), self.v_norm, self.has_joint_norm)
+    return normalized(self.v(x), self.v_norm, 'v' in self.joint_norms)
 
   def _inputs(
     self,
@@ -336,7 +333,7 @@ class MultiHeadAttention(nnx.Module):
       key=call.key,
       memory=None
       if self.memory is None
-      else self.memory(v.dtype, self.k_norm, self.has_joint_norm),
+      else self.memory(v.dtype, self.k_norm, 'k' in self.joint_norms),
     )
     if encoding is not None and encoding.hooks & {'scores', 'values'}:
       terms = self._terms(encoding, rotated, k, inputs, scale)

@@ -11,13 +11,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.building import build_context, building
+from t2x.layers.building import given
 from t2x.layers.interfaces import Norm
 from t2x.layers.keys import stacked
-from t2x.layers.norms import LayerNorm, norm_over
+from t2x.layers.norms import LayerNorm, RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
 
-__all__ = ['PerHead']
+__all__ = ['JointNorm', 'PerHead']
 
 # A projection of attention.
 Projection = Literal['q', 'k', 'v']
@@ -146,6 +146,7 @@ class PerHead(nnx.Module):
   Args:
     head_dim: features per head.
     norm: builds the norm of one head.
+    normed_heads: logical axis and number of the heads.
 
   Raises:
     UserError: the norm is not one of heads.
@@ -153,14 +154,19 @@ class PerHead(nnx.Module):
 
   implements = (Norm,)
 
-  def __init__(self, head_dim: int, *, norm: Callable[..., Norm] = LayerNorm, rngs: nnx.Rngs):
-    heads = build_context().heads
-    if heads is None:
+  def __init__(
+    self,
+    head_dim: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    normed_heads: tuple[str, int] | None = None,
+    rngs: nnx.Rngs,
+  ):
+    if normed_heads is None:
       raise UserError(
-        'PerHead normalises the features of single heads: bind it to MultiHeadAttention.qk_norm or '
-        'MultiHeadAttention.head_norms'
+        'PerHead normalises the features of single heads: bind it to MultiHeadAttention.qk_norm'
       )
-    axis, num_heads = heads
+    axis, num_heads = normed_heads
     self.norms = stacked(lambda _, rngs: norm(head_dim, rngs=rngs), num_heads, rngs, axis)
 
   def __call__(
@@ -169,45 +175,62 @@ class PerHead(nnx.Module):
     return jax.vmap(lambda norm, x: norm(x), in_axes=(0, -2), out_axes=-2)(self.norms, x)
 
 
+class JointNorm(nnx.Module):
+  """A norm over the features of all heads together, for queries, keys and values (OLMo 2,
+  https://arxiv.org/abs/2501.00656). In attention its parameters are those of the norm itself.
+
+  Args:
+    num_features: features of all heads.
+    norm: builds the norm.
+  """
+
+  implements = (Norm,)
+
+  def __init__(self, num_features: int, *, norm: Callable[..., Norm] = RMSNorm, rngs: nnx.Rngs):
+    self.norm = norm_over('features', norm, num_features, rngs)
+
+  def __call__(
+    self, x: Float[Array, '*rest heads head_dim']
+  ) -> Float[Array, '*rest heads head_dim']:
+    return normalized(x, self.norm, joint=True)
+
+
+# Builds a norm, or such builders by projection.
+QKNorm = Callable[..., Norm] | Mapping[Projection, Callable[..., Norm]]
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadNorms:
   """Builders of the norms of an attention layer.
 
   Attributes:
     builders: by projection.
-    joint: whether a norm is over the features of all heads together.
   """
 
   builders: Mapping[Projection, Callable[..., Norm]]
-  joint: bool
 
   @classmethod
-  def of(
-    cls,
-    name: str,
-    qk_norm: Callable[..., Norm] | None,
-    joint_qk_norm: Callable[..., Norm] | None,
-    head_norms: Mapping[Projection, Callable[..., Norm]],
-    projected: frozenset[str],
-  ) -> 'HeadNorms':
-    """Returns the norms of the settings of attention, and of `projected`, which the layer projects itself.
+  def of(cls, name: str, qk_norm: QKNorm | None, projected: frozenset[str]) -> 'HeadNorms':
+    """Returns the norms of the setting `qk_norm` of attention, for `projected`, which the layer projects itself.
 
     Raises:
-      UserError: several settings are for the same norm, or a norm is for what is not projected.
+      UserError: a norm is for what is not projected.
     """
-    shared = {'qk_norm': qk_norm, 'joint_qk_norm': joint_qk_norm, 'head_norms': head_norms or None}
-    used = [f'{name}.{setting}' for setting, norm in shared.items() if norm is not None]
-    if len(used) > 1:
-      raise UserError(f'{" and ".join(used)} are both set: set only one')
-    both = qk_norm or joint_qk_norm
-    builders: dict[Projection, Callable[..., Norm]] = {**head_norms}
-    if both is not None:
-      builders = {'q': both, 'k': both}
+    builders: dict[Projection, Callable[..., Norm]]
+    if isinstance(qk_norm, Mapping):
+      builders = {**qk_norm}
+    else:
+      builders = {} if qk_norm is None else {'q': qk_norm, 'k': qk_norm}
     if missing := sorted({*builders} - projected):
       raise UserError(
-        f'{used[0]} is for {", ".join(missing)}, which {name} does not project: leave it out'
+        f'{name}.qk_norm is for {", ".join(missing)}, which {name} does not project: leave it out'
       )
-    return cls(builders, joint_qk_norm is not None)
+    return cls(builders)
+
+  @property
+  def joint(self) -> frozenset[str]:
+    """The projections with a norm over all heads together."""
+    return frozenset(name for name, build in self.builders.items() if _is_joint(build))
 
   def build(self, heads: Heads, rngs: nnx.Rngs) -> list[Norm | None]:
     """Builds the norms of queries, keys and values."""
@@ -223,10 +246,15 @@ class HeadNorms:
     builder = self.builders.get(projection)
     if builder is None:
       return None
-    if self.joint:
-      return norm_over('features', builder, num_heads * head_dim, rngs)
-    with building(heads=(axis, num_heads)):
-      return norm_over('head_dim', builder, head_dim, rngs)
+    if _is_joint(builder):
+      joint: Any = builder(num_heads * head_dim, rngs=rngs)
+      return joint.norm
+    own = given(builder, normed_heads=(axis, num_heads))
+    return norm_over('head_dim', own, head_dim, rngs)
+
+
+def _is_joint(build: Callable[..., Norm]) -> bool:
+  return (build.func if isinstance(build, functools.partial) else build) is JointNorm
 
 
 def normalized(

@@ -16,6 +16,7 @@ from t2x.layers import (
   Causal,
   Dense,
   Full,
+  JointNorm,
   LatentKeyValues,
   MultiHeadAttention,
   NoPositions,
@@ -194,11 +195,14 @@ RANDOM = functools.partial(RandomScores, max_length=LENGTH)
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'head_norms': {'k': RMSNorm}, 'key_values': LATENT}, 'head_norms is for k, which'),
+    ({'qk_norm': {'k': RMSNorm}, 'key_values': LATENT}, 'qk_norm is for k, which'),
     ({'use_bias': ('k',), 'key_values': LATENT}, 'keys or values only'),
     ({'use_bias': ('q',), 'scores': RANDOM}, 'use_bias is for q, which'),
     ({'qk_norm': RMSNorm, 'scores': RANDOM}, 'qk_norm is for k, q, which'),
-    ({'joint_qk_norm': PerHead}, 'normalises the features of single heads'),
+    (
+      {'qk_norm': functools.partial(JointNorm, norm=PerHead)},
+      'normalises the features of single heads',
+    ),
   ],
 )
 def test_settings_of_what_is_not_projected_are_refused(settings, message):

@@ -21,10 +21,9 @@ from t2x.layers import (
   Dense,
   DotProduct,
   DotProductScores,
-  LayerNorm,
+  JointNorm,
   MultiHeadAttention,
   RandomScores,
-  RMSNorm,
   Source,
   Tokens,
   zeros,
@@ -248,7 +247,7 @@ def test_joint_norm_equals_transformers_olmo2(kernel, compared):
     attn_implementation='eager',
   )
   theirs = Olmo2Attention(config, layer_idx=0).double().eval()
-  ours = build(kernel, joint_qk_norm=RMSNorm, use_bias=False, out_bias=False)
+  ours = build(kernel, qk_norm=JointNorm, use_bias=False, out_bias=False)
   with torch.no_grad():
     for name, linear in (('q', ours.q), ('k', ours.k), ('v', ours.v)):
       kernel = double(linear.kernel[...]).reshape(WIDTH, -1)
@@ -264,13 +263,6 @@ def test_joint_norm_equals_transformers_olmo2(kernel, compared):
   compared(*system, attend(ours, X), expected.numpy(), rtol=1e-7, atol=5e-6)
   assert ours.q_norm.scale[...].shape == (HEADS * SIZE,)
   assert ours.k_norm.scale[...].shape == (KV_HEADS * SIZE,)
-
-
-def test_two_norms_of_queries_are_refused():
-  with pytest.raises(UserError, match='both set'):
-    build(qk_norm=RMSNorm, joint_qk_norm=LayerNorm)
-  with pytest.raises(UserError, match='both set'):
-    build(qk_norm=RMSNorm, head_norms={'k': RMSNorm})
 
 
 def weighted_mean(attention, score, mask):
