@@ -47,7 +47,6 @@ from t2x.data.sources.image_folder import *
 from t2x.data.sources.lists import *
 from t2x.data.sources.parquet import *
 from t2x.data.sources.rewriting import *
-from t2x.data.sources.series import *
 from t2x.data.sources.subset import *
 from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
@@ -61,4 +60,3 @@ from t2x.data.tokenizers.hub import *
 from t2x.data.tokenizers.palette import *
 from t2x.data.tokenizers.sentencepiece import *
 from t2x.data.tokenizers.trained import *
-from t2x.data.windows import *

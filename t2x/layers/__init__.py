@@ -37,7 +37,6 @@ from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.flexible_patches import *
 from t2x.layers.embeddings.inputs import *
 from t2x.layers.embeddings.patches import *
-from t2x.layers.embeddings.series import *
 from t2x.layers.embeddings.token_embeddings import *
 from t2x.layers.feed_forward.activations import *
 from t2x.layers.feed_forward.balancing import *

@@ -8,7 +8,6 @@ from t2x.base.names import missing
 if not TYPE_CHECKING:  # Type checkers would accept every name.
   __getattr__ = missing(__name__)
 
-from t2x.models.autoregressive_forecasting import *
 from t2x.models.block import *
 from t2x.models.bodies import *
 from t2x.models.capsules import *
@@ -17,8 +16,6 @@ from t2x.models.detection import *
 from t2x.models.distilled_vision import *
 from t2x.models.encoder_decoder import *
 from t2x.models.flexible_vision import *
-from t2x.models.forecast_distributions import *
-from t2x.models.forecasting import *
 from t2x.models.funnel import *
 from t2x.models.generator import *
 from t2x.models.global_tokens import *

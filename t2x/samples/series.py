@@ -11,7 +11,7 @@ from t2x.base.errors import UserError
 from t2x.base.external_files import read_bytes
 from t2x.base.packages import imported
 from t2x.base.ranges import Text
-from t2x.data.sources.series import Series, SeriesSource, ends_at, read_columns, regular
+from t2x.domains.series.sources import Series, SeriesSource, ends_at, read_columns, regular
 from t2x.samples.fetched import Fetched
 
 __all__ = ['AirportWeather', 'ElectricityDemand']

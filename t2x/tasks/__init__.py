@@ -23,8 +23,6 @@ from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *
-from t2x.tasks.forecast import *
-from t2x.tasks.forecast_scores import *
 from t2x.tasks.image_classification import *
 from t2x.tasks.image_mixing import *
 from t2x.tasks.language_modelling import *

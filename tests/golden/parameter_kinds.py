@@ -20,6 +20,16 @@ from t2x.base.text_table import text_table
 from t2x.domains.questions import AnswerClassifier, EmbeddedInput, OneStream
 from t2x.domains.retrieval import Tower, TwoTower, VectorProjection
 from t2x.domains.segmentation import PixelClassifier
+from t2x.domains.series import (
+  AutoregressiveForecaster,
+  CalendarTables,
+  CircularConvolution,
+  Decomposition,
+  Forecaster,
+  PatchNetwork,
+  SeriesPatches,
+  SinusoidTables,
+)
 from t2x.domains.video import Tubelets
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
@@ -59,7 +69,7 @@ def _free(*biases: Any) -> list[Callable[..., Any]]:
 
 
 FORECASTER = partial(
-  models.AutoregressiveForecaster,
+  AutoregressiveForecaster,
   d_model=W,
   channels=1,
   context=N,
@@ -164,23 +174,23 @@ PARTS = [
   *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
   *_width(Tubelets, frames=2, patch_size=2),
   *_width(layers.AudioStem, num_features=3),
-  partial(models.Decomposition, N, window=3),
-  partial(layers.SinusoidTables, W, ('hour',)),
+  partial(Decomposition, N, window=3),
+  partial(SinusoidTables, W, ('hour',)),
   partial(
     FORECASTER,
     calendar=('month', 'weekday', 'hour', 'minute'),
-    encoder_values=layers.CircularConvolution,
-    tables=layers.CalendarTables,
+    encoder_values=CircularConvolution,
+    tables=CalendarTables,
   ),
   partial(FORECASTER, calendar=('hour',)),
   partial(
-    models.Forecaster,
+    Forecaster,
     context=N,
     horizon=2,
     network=partial(
-      models.PatchNetwork,
+      PatchNetwork,
       d_model=W,
-      embedding=partial(layers.SeriesPatches, patch_length=3, stride=2),
+      embedding=partial(SeriesPatches, patch_length=3, stride=2),
       body=partial(models.Encoder, stack=STACK),
     ),
   ),

@@ -21,6 +21,7 @@ from t2x.domains.pixels import CompletedImages, LowerPixels
 from t2x.domains.questions import PictureAnswers, PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Retrieval, ZeroShot
 from t2x.domains.segmentation import MeanIoU, PredictedMasks
+from t2x.domains.series import DrawnForecasts, ForecastScores
 from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
 from t2x.samples import DigitRows, DrawnScenes, DrawnTexts, scene_is_right
@@ -404,7 +405,7 @@ CASES = {
     model='models/small_patchtst',
     bindings=FORECASTS,
     task=tiny('Forecast'),
-    evaluator=t2x.tasks.ForecastScores(seasons=[3]),
+    evaluator=ForecastScores(seasons=[3]),
     higher={'coverage': 1, 'coverage/a': 1, 'coverage/b': 1},
     lower={f'{score}{channel}': 0 for score in ('mase', 'crps') for channel in ('', '/a', '/b')},
   ),
@@ -412,7 +413,7 @@ CASES = {
     model='models/small_series_transformer',
     bindings=[*SMALL, 'channels=2', 'context=4', 'horizon=2', 'lags=[1,2]', "calendar=['hour']"],
     task=tiny('AutoregressiveForecast'),
-    evaluator=t2x.tasks.ForecastScores(seasons=[3]),
+    evaluator=ForecastScores(seasons=[3]),
     higher={'coverage': 1, 'coverage/a': 1, 'coverage/b': 1},
     lower={f'{score}{channel}': 0 for score in ('mase', 'crps') for channel in ('', '/a', '/b')},
   ),
@@ -420,7 +421,7 @@ CASES = {
     model='models/small_patchtst',
     bindings=FORECASTS,
     task=tiny('Forecast'),
-    evaluator=t2x.tasks.DrawnForecasts(seasons=[3]),
+    evaluator=DrawnForecasts(seasons=[3]),
   ),
   'questions about pictures': Case(
     model='models/vilt_b32',

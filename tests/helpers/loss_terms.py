@@ -12,25 +12,24 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import Bytes, LogMel, Palette, SeriesFile, TextFiles
+from t2x.data import Bytes, LogMel, Palette, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
+from t2x.domains.series import AutoregressiveForecast, Forecast, PointForecast, SeriesFile
 from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
-from t2x.models import Block, Decoder, LanguageModel, Output, PointForecast, Stack, TiedHead
+from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.samples import BabelDates, DigitRows, Digits
 from t2x.tasks import (
   AudioClassification,
-  AutoregressiveForecast,
   AuxiliaryOutput,
   Captions,
   CausalLM,
   Denoising,
   Detection,
-  Forecast,
   ImageClassification,
   ImageModality,
   LanguageModelling,

@@ -23,7 +23,6 @@ from t2x.data import (
   RandAugment,
   RandomResizedCrop,
   SampledPieces,
-  SeriesFile,
   TextFiles,
   WholeWords,
 )
@@ -31,6 +30,7 @@ from t2x.domains.pixels import PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Contrastive, VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
+from t2x.domains.series import AutoregressiveForecast, Forecast, SeriesFile
 from t2x.domains.video import VideoClassification
 from t2x.samples import (
   AsteriskPrompts,
@@ -143,8 +143,8 @@ def series(folder):
     'horizon': 2,
   }
   return [
-    t2x.tasks.Forecast(**settings),
-    t2x.tasks.AutoregressiveForecast(**settings, calendar=('hour',)),
+    Forecast(**settings),
+    AutoregressiveForecast(**settings, calendar=('hour',)),
   ]
 
 

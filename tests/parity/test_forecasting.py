@@ -9,9 +9,14 @@ import pytest
 from flax import nnx
 
 from t2x.base.calendar import CALENDAR_SIZES
-from t2x.layers import CalendarTables, CircularConvolution, SinusoidTables
-from t2x.models import Decomposition, Forecaster
-from t2x.tasks.forecast_scores import LEVELS, window_scores
+from t2x.domains.series import (
+  CalendarTables,
+  CircularConvolution,
+  Decomposition,
+  Forecaster,
+  SinusoidTables,
+)
+from t2x.domains.series.forecast_scores import LEVELS, window_scores
 from tests.parity import archives
 
 scoringrules = pytest.importorskip('scoringrules', reason="the extra 'references' is not installed")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.domains.series import Forecast
 from t2x.experiments import read_config
-from t2x.tasks import Forecast
 from tests.helpers.renamed import model_of
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")

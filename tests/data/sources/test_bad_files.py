@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t2x.data import CSV, CocoImages, ImageFolder, JsonLines, SeriesFile, TextFiles, read_recording
+from t2x.data import CSV, CocoImages, ImageFolder, JsonLines, TextFiles, read_recording
 from t2x.domains.segmentation import MaskFolder
+from t2x.domains.series import SeriesFile
 
 TIMES = [f'2020-01-01T{hour:02}:00' for hour in range(6)]
 

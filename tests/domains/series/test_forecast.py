@@ -11,21 +11,24 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import SeriesSource, scale_of
-from t2x.data.sources.series import Series
-from t2x.experiments import read_config
-from t2x.models import (
+from t2x.domains.series import (
   Decomposition,
+  DrawnForecasts,
+  Forecast,
   Forecaster,
+  ForecastScores,
   MeanScaler,
   PointForecast,
   Quantiles,
+  SeriesSource,
   StandardScaler,
   StudentT,
+  scale_of,
 )
-from t2x.tasks import DrawnForecasts, Forecast, ForecastScores
+from t2x.domains.series.forecast_scores import window_scores
+from t2x.domains.series.sources import Series
+from t2x.experiments import read_config
 from t2x.tasks.evaluators import Evaluated
-from t2x.tasks.forecast_scores import window_scores
 from t2x.tasks.prediction import predict
 
 CONTEXT, HORIZON, SEASON = 8, 3, 4
@@ -279,7 +282,7 @@ def test_other_models_levels_and_seasons_are_errors():
 
 @pytest.mark.parametrize('name', ['demand_patchtst', 'weather_dlinear'])
 def test_the_shipped_models_fit_their_tasks(name):
-  experiment = read_config([Path(__file__).parents[2] / f'configs/runs/{name}.gin'], []).build()
+  experiment = read_config([Path(__file__).parents[3] / f'configs/runs/{name}.gin'], []).build()
   experiment.task.check_model(experiment.shapes())
   for evaluator in experiment.evaluations.values():
     evaluator.check(experiment.task, experiment.shapes())

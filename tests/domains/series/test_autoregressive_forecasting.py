@@ -8,17 +8,10 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data.sources.series import Series, SeriesSource
+from t2x.domains.series import AutoregressiveForecast, AutoregressiveForecaster, PointForecast
+from t2x.domains.series.sources import Series, SeriesSource
 from t2x.layers import MLP, MultiHeadAttention
-from t2x.models import (
-  AutoregressiveForecaster,
-  Block,
-  Decoder,
-  Encoder,
-  PointForecast,
-  Stack,
-)
-from t2x.tasks import AutoregressiveForecast
+from t2x.models import Block, Decoder, Encoder, Stack
 
 CONTEXT, HORIZON, LAGS, FIELDS = 6, 4, (1, 2, 5), ('weekday', 'workday')
 part = functools.partial

@@ -12,22 +12,12 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.calendar import CALENDAR_SIZES, CalendarField
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers import (
-  CalendarEmbedding,
-  Initializer,
-  Input,
-  Linear,
-  Source,
-  Tokens,
-  ValueEmbedding,
-  lecun_normal,
-  linear_values,
-  named_key,
-)
+from t2x.domains.series.embeddings import CalendarEmbedding, ValueEmbedding, linear_values
+from t2x.domains.series.forecast_distributions import ForecastDistribution, StudentT
+from t2x.domains.series.forecasting import MeanScaler, Scaler, observed_values
+from t2x.layers import Initializer, Input, Linear, Source, Tokens, lecun_normal, named_key
 from t2x.layers.keys import fold_in, row_keys
 from t2x.models.bodies import Decoder, Encoder
-from t2x.models.forecast_distributions import ForecastDistribution, StudentT
-from t2x.models.forecasting import MeanScaler, Scaler, observed_values
 from t2x.models.interfaces import Body, Model, Output
 from t2x.models.spec import ModelSpec
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from t2x.base.errors import UserError
-from t2x.models import PointForecast, Quantiles, StudentT
+from t2x.domains.series import PointForecast, Quantiles, StudentT
 
 rng = np.random.default_rng(0)
 LOC, SCALE = np.array([[3.0], [-50.0]], np.float32), np.array([[2.0], [0.1]], np.float32)

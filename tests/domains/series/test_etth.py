@@ -9,7 +9,7 @@ from flax import nnx
 
 from t2x.experiments import read_config
 
-FILE = Path(__file__).parents[2] / 'configs' / 'runs' / 'etth1_patchtst_full.gin'
+FILE = Path(__file__).parents[3] / 'configs' / 'runs' / 'etth1_patchtst_full.gin'
 COLUMNS = 'HUFL', 'HULL', 'MUFL', 'MULL', 'LUFL', 'LULL', 'OT'
 
 

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from t2x.base.errors import UserError
 from t2x.base.packages import imported
 from t2x.base.ranges import Count, InnerFraction, Size
-from t2x.data import Windows, seasonal_naive
 from t2x.data.sources.subset import spread
+from t2x.domains.series.forecast import Forecast
+from t2x.domains.series.windows import Windows, seasonal_naive
 from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
-from t2x.tasks.forecast import Forecast
 
 __all__ = ['DrawnForecasts', 'ForecastScores']
 

@@ -11,7 +11,8 @@ import numpy as np
 from t2x.base.calendar import CalendarField
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
-from t2x.data import SeriesSource, Windows, scale_of
+from t2x.domains.series.sources import SeriesSource
+from t2x.domains.series.windows import Windows, scale_of
 from t2x.layers.keys import row_keys
 from t2x.models import Inputs, Output
 from t2x.tasks.base import Task

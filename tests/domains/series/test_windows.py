@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import SeriesFile, SeriesSource, Windows, seasonal_naive
-from t2x.data.sources.series import Series, regular
-from t2x.data.windows import calendar_of
+from t2x.domains.series import SeriesFile, SeriesSource, Windows, seasonal_naive
+from t2x.domains.series.sources import Series, regular
+from t2x.domains.series.windows import calendar_of
 
 
 class TwoSeries(SeriesSource):

@@ -11,18 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableRate
-from t2x.layers import (
-  Initializer,
-  Input,
-  Linear,
-  SeriesPatches,
-  dropout,
-  lecun_normal,
-  named_key,
-)
+from t2x.domains.series.embeddings import SeriesPatches
+from t2x.domains.series.forecast_distributions import ForecastDistribution, PointForecast
+from t2x.layers import Initializer, Input, Linear, dropout, lecun_normal, named_key
 from t2x.layers.keys import repeated_keys
 from t2x.models.bodies import Encoder
-from t2x.models.forecast_distributions import ForecastDistribution, PointForecast
 from t2x.models.interfaces import Body, Model, Output
 from t2x.models.spec import ModelSpec
 
