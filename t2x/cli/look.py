@@ -164,12 +164,10 @@ def _caption(
   args: argparse.Namespace, loaded: 'Loaded', settings: dict[str, Any], facts: dict[str, str]
 ) -> 'Look':
   from t2x.look import look_at_pair
-  from t2x.tasks import Captions, ImageModality, SpeechModality
+  from t2x.tasks import Captions
 
   task = loaded.task
-  if not isinstance(task, Captions) or not isinstance(
-    task.modality, ImageModality | SpeechModality
-  ):
+  if not isinstance(task, Captions) or task.modality.kind not in ('image', 'audio'):
     raise UserError(
       f'look does not draw encoder-decoders whose source is {loaded.model.model.spec.first.kind}, except captions of '
       'images and transcriptions: use t2x.load(RUN).attention'
@@ -190,10 +188,11 @@ def _caption(
     return task.generate(loaded.model, [example], **settings)[0][0]
 
   target = _target(args, generate, facts)
-  if isinstance(task.modality, ImageModality):
+  if task.modality.kind == 'image':
     settings |= {'pixels': example['source']}
   else:
-    settings |= {'seconds': task.modality.seconds}
+    modality: Any = task.modality
+    settings |= {'seconds': modality.seconds}
   settings |= {'start': [task.fitted.start_id, *task.first_ids(example)]}
   return look_at_pair(loaded.model, loaded.tokenizer, prepared, target, **settings)
 
@@ -231,17 +230,19 @@ def _image(
 ) -> 'Look':
   import numpy as np
 
+  from t2x.base.names import domain_modules
   from t2x.data.sources.image_folder import read_image
   from t2x.data.sources.rewriting import resized_as
-  from t2x.look import look_at_boxes, look_at_image
+  from t2x.look import look_at_image
   from t2x.look.inputs import Names
-  from t2x.tasks import Detection, ImageClassification
+  from t2x.tasks import ImageClassification
 
-  task = loaded.task
-  if args.input is None or not isinstance(task, ImageClassification | Detection):
-    raise UserError(
-      'a model of images needs an ImageClassification or Detection task and --input FILE_OR_INDEX'
-    )
+  task: Any = loaded.task
+  domains = domain_modules('look')
+  domain = next((module for module in domains if isinstance(task, module.TASK)), None)
+  if args.input is None or not (domain or isinstance(task, ImageClassification)):
+    names = ' or '.join(['ImageClassification', *(module.TASK.__name__ for module in domains)])
+    raise UserError(f'a model of images needs an {names} task and --input FILE_OR_INDEX')
   channels, classes = task.image_shape[-1], task.class_names
   if args.input.isdigit():
     rows = task.rows(task.eval_split)
@@ -263,10 +264,7 @@ def _image(
   pixels = np.clip((image * std + mean) * 255, 0, 255).astype(np.uint8)
   label = facts.get('label', '')
   look = look_at_image(loaded.model, image, pixels, label=label, classes=classes, **settings)
-  if not isinstance(task, Detection):
+  if domain is None:
     return look
-  name = Names(None, classes).label
-  present = [i for i, number in enumerate(example['label']) if number < task.num_classes]
-  objects = [(example['boxes'][i], name(int(example['label'][i]))) for i in present]
-  picture = look_at_boxes(loaded.model, image, pixels, objects, name=name)
-  return dataclasses.replace(look, drawings={'Boxes': picture})
+  drawings = domain.drawings(loaded.model, task, example, pixels, Names(None, classes).label)
+  return dataclasses.replace(look, drawings=drawings)

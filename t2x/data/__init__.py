@@ -9,7 +9,6 @@ if not TYPE_CHECKING:  # Type checkers would accept every name.
 
 from t2x.data.batches import *
 from t2x.data.best_fit import *
-from t2x.data.boxes import *
 from t2x.data.buckets import *
 from t2x.data.cache import *
 from t2x.data.colour_jitter import *
@@ -36,7 +35,6 @@ from t2x.data.sentence_pairs import *
 from t2x.data.several_texts import *
 from t2x.data.skipping import *
 from t2x.data.sources.base import *
-from t2x.data.sources.coco_images import *
 from t2x.data.sources.deduplicated import *
 from t2x.data.sources.digests import *
 from t2x.data.sources.distractors import *

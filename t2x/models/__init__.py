@@ -12,7 +12,6 @@ from t2x.models.block import *
 from t2x.models.bodies import *
 from t2x.models.capsules import *
 from t2x.models.classifiers import *
-from t2x.models.detection import *
 from t2x.models.distilled_vision import *
 from t2x.models.encoder_decoder import *
 from t2x.models.flexible_vision import *

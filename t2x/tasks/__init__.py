@@ -11,7 +11,6 @@ if not TYPE_CHECKING:  # Type checkers would accept every name.
 from t2x.tasks.alignments import *
 from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
-from t2x.tasks.average_precision import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
 from t2x.tasks.causal_lm import *
@@ -19,7 +18,6 @@ from t2x.tasks.class_scores import *
 from t2x.tasks.classification import *
 from t2x.tasks.cloze import *
 from t2x.tasks.denoising import *
-from t2x.tasks.detection import *
 from t2x.tasks.distillation import *
 from t2x.tasks.evaluators import *
 from t2x.tasks.few_shot import *

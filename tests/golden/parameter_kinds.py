@@ -17,6 +17,7 @@ from flax import nnx
 
 from t2x import layers, models
 from t2x.base.text_table import text_table
+from t2x.domains.detection import DETR, YOLOS, BoxHead
 from t2x.domains.questions import AnswerClassifier, EmbeddedInput, OneStream
 from t2x.domains.retrieval import Tower, TwoTower, VectorProjection
 from t2x.domains.segmentation import PixelClassifier
@@ -272,7 +273,7 @@ PARTS = [
     head=partial(models.Classifier, num_classes=3),
   ),
   partial(
-    models.DETR,
+    DETR,
     d_model=W,
     num_queries=3,
     backbone=partial(
@@ -289,16 +290,16 @@ PARTS = [
       stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
       final_norm=None,
     ),
-    head=partial(models.BoxHead, num_classes=3, class_layers=3),
+    head=partial(BoxHead, num_classes=3, class_layers=3),
   ),
   partial(
-    models.YOLOS,
+    YOLOS,
     d_model=W,
     num_queries=3,
     embedding=partial(PATCHES, num_registers=3),
     positions=layers.NoPositions,
     body=partial(models.Encoder, stack=STACK),
-    head=partial(models.BoxHead, num_classes=3),
+    head=partial(BoxHead, num_classes=3),
   ),
   partial(
     models.DistilledVisionTransformer,

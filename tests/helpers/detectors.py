@@ -6,7 +6,7 @@ import numpy as np
 from renamed import model_of
 
 from t2x.data import Batches
-from t2x.tasks import Detection
+from t2x.domains.detection import Detection
 
 CLASSES, QUERIES = 5, 6
 

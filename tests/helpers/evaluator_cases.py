@@ -17,6 +17,7 @@ import t2x.tasks
 from t2x.data import Bytes, Source
 from t2x.decode import Greedy
 from t2x.domains.captions import CaptionScores
+from t2x.domains.detection import AveragePrecision
 from t2x.domains.pixels import CompletedImages, LowerPixels
 from t2x.domains.questions import PictureAnswers, PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Retrieval, ZeroShot
@@ -348,7 +349,7 @@ CASES = {
     model='models/small_detr',
     bindings=DETECTOR,
     task=tiny('Detection'),
-    evaluator=t2x.tasks.AveragePrecision(num_examples=5),
+    evaluator=AveragePrecision(num_examples=5),
     higher={'ap': 0, 'ap50': 0, 'ap75': 0},
   ),
   'retrieval': Case(

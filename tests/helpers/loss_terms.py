@@ -14,6 +14,7 @@ from flax import nnx
 
 from t2x.data import Bytes, LogMel, Palette, TextFiles
 from t2x.data.sources.base import NoSource
+from t2x.domains.detection import Detection
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import VersionContrast
@@ -29,7 +30,6 @@ from t2x.tasks import (
   Captions,
   CausalLM,
   Denoising,
-  Detection,
   ImageClassification,
   ImageModality,
   LanguageModelling,

@@ -26,6 +26,7 @@ from t2x.data import (
   TextFiles,
   WholeWords,
 )
+from t2x.domains.detection import Detection
 from t2x.domains.pixels import PixelClassification, PixelLM, TextToImage
 from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Contrastive, VersionContrast
@@ -160,7 +161,7 @@ def images_and_recordings(folder):
       crop_padding=1,
       augmentation=RandAugment(num_ops=1),
     ),
-    t2x.tasks.Detection(
+    Detection(
       source=DigitScenes(train_examples=COUNT),
       image_shape=(32, 32, 1),
       num_classes=10,

@@ -446,13 +446,13 @@ MUTATIONS = (
     'tasks-boxes-around',
     'around = area(jnp.minimum(first, others), jnp.maximum(last, others_last))',
     'around = area(jnp.minimum(first, others), jnp.minimum(last, others_last))',
-    'tests/tasks/test_detection.py',
+    'tests/domains/detection/test_task.py',
   ),
   Mutation(
     'data-boxes-flip',
     'edges = np.stack([1 - edges[:, 2], edges[:, 1], 1 - edges[:, 0], edges[:, 3]], axis=1)',
     'edges = np.stack([edges[:, 0], edges[:, 1], edges[:, 2], edges[:, 3]], axis=1)',
-    'tests/data/test_boxes.py',
+    'tests/domains/detection/test_transforms.py',
   ),
   Mutation(
     'train-early-stopping-restores-the-last-value',
@@ -518,7 +518,7 @@ MUTATIONS = (
     'tasks-boxes-of-nan',
     'if label >= 0 and np.isfinite(box).all():',
     'if label >= 0:',
-    'tests/tasks/test_average_precision.py',
+    'tests/domains/detection/test_average_precision.py',
   ),
   Mutation(
     'tasks-forecast-in-units-of-the-context',

@@ -8,6 +8,7 @@ import pytest
 from detectors import CLASSES, QUERIES, check_detector, task
 from flax import nnx
 
+from t2x.domains.detection import YOLOS, BoxHead
 from t2x.layers import (
   MLP,
   LayerNorm,
@@ -17,7 +18,7 @@ from t2x.layers import (
   PreNorm,
   gelu_exact,
 )
-from t2x.models import YOLOS, Block, BoxHead, Encoder, Stack
+from t2x.models import Block, Encoder, Stack
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t2x.data import CSV, CocoImages, ImageFolder, JsonLines, TextFiles, read_recording
+from t2x.data import CSV, ImageFolder, JsonLines, TextFiles, read_recording
+from t2x.domains.detection import CocoImages
 from t2x.domains.segmentation import MaskFolder
 from t2x.domains.series import SeriesFile
 

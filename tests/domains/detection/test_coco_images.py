@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from t2x.base.errors import UserError
-from t2x.data import CocoImages
+from t2x.domains.detection import CocoImages
 from t2x.experiments import read_config
 
 CONFIG = Path(__file__).parents[3] / 'configs' / 'runs' / 'coco_yolos_full.gin'

@@ -7,8 +7,9 @@ import pytest
 from detectors import CLASSES, QUERIES, rows
 
 from t2x.base.errors import UserError
-from t2x.data import PrepareBoxes, RandomResizedCrop
+from t2x.data import RandomResizedCrop
 from t2x.data.crops import Box, Crop
+from t2x.domains.detection import PrepareBoxes
 
 HEIGHT, WIDTH = 20, 30
 PLAIN = PrepareBoxes(height=HEIGHT, width=WIDTH, num_classes=CLASSES, num_boxes=QUERIES)

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data.boxes import objects_of
 from t2x.data.sources.subset import spread
+from t2x.domains.detection.task import Detection
+from t2x.domains.detection.transforms import objects_of
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task
-from t2x.tasks.detection import Detection
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 
 __all__ = ['AveragePrecision']

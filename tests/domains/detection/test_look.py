@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.look import Look, draw_boxes, look_at_boxes
+from t2x.domains.detection.look import draw_boxes, look_at_boxes
+from t2x.look import Look
 from t2x.look.page import page_data
 from t2x.look.pictures import write_pictures
 from t2x.models import Output

@@ -12,10 +12,10 @@ from flax import nnx
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 
 from t2x.base.errors import UserError
+from t2x.domains.detection import YOLOS, BoxHead, Detection
+from t2x.domains.detection.boxes import least_cost, overlaps
 from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding
-from t2x.models import YOLOS, Block, BoxHead, Encoder, Stack
-from t2x.tasks import Detection
-from t2x.tasks.boxes import least_cost, overlaps
+from t2x.models import Block, Encoder, Stack
 
 TASK = TASKS['detection']
 part = functools.partial

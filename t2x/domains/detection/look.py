@@ -1,6 +1,6 @@
-"""The boxes that a detector predicts, drawn over the image."""
+"""The boxes that a detector predicts, drawn over the image: `t2x look` of a `Detection` task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,15 +8,37 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
+from t2x.domains.detection.average_precision import Detected, in_pixels, predicted
+from t2x.domains.detection.task import Detection
 from t2x.parallel import runs_model
-from t2x.tasks.average_precision import Detected, in_pixels, predicted
 from t2x.tasks.prediction import on_devices
 
-__all__ = ['draw_boxes', 'look_at_boxes']
+TASK = Detection
 
 # Minimum side of a picture in pixels; smaller images are enlarged.
 _MIN_PIXELS = 384
 _PREDICTED, _OBJECT = (255, 140, 0), (0, 200, 90)
+
+
+def drawings(
+  model: Any,
+  task: Detection,
+  example: Mapping[str, Any],
+  pixels: UInt8[np.ndarray, 'height width channels'],
+  name: Callable[[int], str],
+) -> dict[str, UInt8[np.ndarray, 'rows columns 3']]:
+  """Returns the drawings of a prepared example by title.
+
+  Args:
+    model: the detector.
+    task: its task.
+    example: the prepared image with its boxes and labels.
+    pixels: the image to show.
+    name: returns the name of a class.
+  """
+  present = [i for i, number in enumerate(example['label']) if number < task.num_classes]
+  objects = [(example['boxes'][i], name(int(example['label'][i]))) for i in present]
+  return {'Boxes': look_at_boxes(model, example['image'], pixels, objects, name=name)}
 
 
 def look_at_boxes(

@@ -12,8 +12,8 @@ from detectors import CLASSES, QUERIES, rows, task
 from evaluating import evaluated
 from pycocotools import coco
 
+from t2x.domains.detection import AveragePrecision
 from t2x.models import Output
-from t2x.tasks import AveragePrecision
 
 HEIGHT, WIDTH = 60, 40
 

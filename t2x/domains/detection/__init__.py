@@ -1,0 +1,7 @@
+"""Detection of objects: boxes of images, detectors, their loss and their average precision."""
+
+from t2x.domains.detection.average_precision import *
+from t2x.domains.detection.coco_images import *
+from t2x.domains.detection.detectors import *
+from t2x.domains.detection.task import *
+from t2x.domains.detection.transforms import *
