@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data.batches import Order
+from t2x.data.batches import Order, seed_of, shuffled
 from t2x.data.cache import Rows
 from t2x.data.mixtures import interleaved
 from t2x.data.plans import segments_of
-from t2x.data.shuffling import seed_of, shuffled
 
 __all__ = ['Buckets', 'ByLength', 'CutToBucket', 'bucket_lengths']
 

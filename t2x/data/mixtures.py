@@ -17,9 +17,16 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
-from t2x.data.batches import Order, Transform, needs_rows, rows_fingerprint, transformed
+from t2x.data.batches import (
+  Order,
+  Transform,
+  needs_rows,
+  rows_fingerprint,
+  seed_of,
+  shuffled,
+  transformed,
+)
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.shuffling import seed_of, shuffled
 
 __all__ = [
   'FixedWeights',

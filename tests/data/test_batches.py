@@ -12,7 +12,7 @@ from tiny_source import Dying
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, Bytes, InOrder, MaskTokens, evaluation_batches, prefetch
-from t2x.data.shuffling import shuffled
+from t2x.data.batches import shuffled
 
 BYTES = Bytes().train([])
 
