@@ -6,7 +6,8 @@ import functools
 from flax import nnx
 
 from t2x.train import Experiment
-from t2x.train.logs.flops import Flops, flops_per_token, row_lengths
+from t2x.train.experiment import row_lengths
+from t2x.train.logs.flops import Flops, flops_per_token
 from t2x.train.params import Blueprint
 
 

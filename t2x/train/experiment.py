@@ -335,3 +335,26 @@ class Experiment:
 def _build(model: Callable[..., Model], vocab_size: int | None, *, rngs: nnx.Rngs) -> Model:
   with building(vocab_size=vocab_size):
     return model(rngs=rngs)
+
+
+def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
+  """Returns the tokens per row by top-level part, source first; '' is all parts of a one-sided model."""
+  spec = task.spec(1)
+  if 'target' in task.inputs:
+    encoder = _num_embedded(model, 'source_embedder', spec['source'])
+    return {'encoder': encoder, 'decoder': spec['target'].shape[1]}
+  (name, kind), *_ = task.inputs.items()
+  if kind == 'series':  # Values of the context; a model may embed several as one token.
+    return {'': spec[name].shape[1]}
+  if len(task.inputs) > 1:  # Towers by the names of their inputs.
+    return {n: _num_embedded(getattr(model, n), 'embedding', spec[n]) for n in task.inputs}
+  if kind != 'ids':
+    return {'': _num_embedded(model, 'embedding', spec[name])}
+  rows = [field.shape[1] for field in spec.values() if len(field.shape) == 2]
+  return {'': max(rows, default=1)}
+
+
+def _num_embedded(model: nnx.Module, part: str, inputs: jax.ShapeDtypeStruct) -> int:
+  """Returns the number of tokens of a row that an embedder returns."""
+  embedded, _ = jax.eval_shape(lambda model, x: getattr(model, part)(x), model, inputs)
+  return embedded.shape[1]

@@ -24,9 +24,9 @@ from t2x.parallel import (
   state_shardings,
 )
 from t2x.tasks import Task
-from t2x.train.experiment import Experiment, Trainer
+from t2x.train.experiment import Experiment, Trainer, row_lengths
 from t2x.train.groups import Groups
-from t2x.train.logs.flops import PEAK_FLOPS, Flops, flops_per_token, row_lengths
+from t2x.train.logs.flops import PEAK_FLOPS, Flops, flops_per_token
 from t2x.train.logs.step_sums import EvalSums, NormsPerLayer, StepSums
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import TEACHER, Blueprint, ParamInfo, Params
@@ -232,7 +232,7 @@ class Program:
 
   @functools.cached_property
   def row_lengths(self) -> dict[str, int]:
-    """Tokens per row by top-level part; see `t2x.train.logs.flops.row_lengths`."""
+    """Tokens per row by top-level part; see `t2x.train.experiment.row_lengths`."""
     _, task, _ = self.experiment.complete()
     return row_lengths(task, self.blueprint.shapes)
 

@@ -21,7 +21,7 @@ from t2x.tasks import AttentionMaps, Captions, ImageClassification, ImageModalit
 from t2x.tasks.evaluators import Evaluated
 from t2x.tasks.inspection import Inspection
 from t2x.tasks.translation_scores import Translations
-from t2x.train.logs.flops import row_lengths
+from t2x.train.experiment import row_lengths
 
 TOKENIZER = CharacterTokenizer('eghinorstuvwxz f', 40)
 

@@ -36,8 +36,8 @@ from t2x.tasks import Mixture
 from t2x.train import Experiment, Trainer
 from t2x.train.checks import check_evaluations
 from t2x.train.evaluation import Inference
+from t2x.train.experiment import row_lengths
 from t2x.train.groups import Groups
-from t2x.train.logs.flops import row_lengths
 from t2x.train.params import Blueprint
 from t2x.train.program import Program
 from t2x.train.step import TrainState, make_train_step

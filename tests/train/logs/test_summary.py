@@ -18,7 +18,8 @@ from t2x.layers import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
-from t2x.train.logs.flops import flops_per_token, row_lengths
+from t2x.train.experiment import row_lengths
+from t2x.train.logs.flops import flops_per_token
 from t2x.train.logs.summary import (
   attention_kernels,
   end_screen,
