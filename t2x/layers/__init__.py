@@ -31,7 +31,6 @@ from t2x.layers.attention.scores import *
 from t2x.layers.attention.source_attention import *
 from t2x.layers.attention.split_states import *
 from t2x.layers.attention.value_residual import *
-from t2x.layers.auxiliary import *
 from t2x.layers.caches import *
 from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.flexible_patches import *
@@ -97,7 +96,6 @@ from t2x.layers.positions.relative_sinusoids import *
 from t2x.layers.positions.rope_scaling import *
 from t2x.layers.positions.shaw import *
 from t2x.layers.positions.tupe import *
-from t2x.layers.streams import *
 from t2x.layers.tokens import *
 from t2x.layers.vision.all_mlp import *
 from t2x.layers.vision.axes import *

@@ -10,18 +10,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.kernels.base import DotProduct, Logits
-from t2x.layers.auxiliary import NO_AUX, Aux
 from t2x.layers.caches import Cache, Slots
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.positions.encoding import PositionEncoding
-from t2x.layers.streams import StreamEnds
 from t2x.layers.tokens import Tokens
 
 __all__ = [
+  'NO_AUX',
+  'Aux',
   'BranchWiring',
   'Call',
   'ExtrasSublayer',
@@ -31,6 +32,7 @@ __all__ = [
   'Result',
   'Scores',
   'Source',
+  'StreamEnds',
   'Sublayer',
   'Wiring',
 ]
@@ -136,6 +138,34 @@ class Call:
   drop: Float[Array, ''] | None = None
   record: frozenset[str] = frozenset()
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Aux:
+  """Auxiliary losses and metrics of the parts of a model, by name.
+
+  Attributes:
+    losses: one value per row, [batch], including the coefficient. Values of the same name are summed over
+      layers; the train step adds their mean over the global batch to the loss.
+    metrics: (sum, weight). Both are summed over layers; the reported metric is their quotient.
+  """
+
+  # A scan over layers stacks the values, and tree functions put leaves other than arrays there.
+  losses: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  metrics: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+
+  def __add__(self, other: 'Aux') -> 'Aux':
+    """Sums the losses and metrics of two parts by name."""
+    return Aux(_add(self.losses, other.losses), _add(self.metrics, other.metrics))
+
+
+NO_AUX = Aux()
+
+
+def _add(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+  both = {name: jax.tree.map(jnp.add, a[name], b[name]) for name in a if name in b}
+  return {**a, **b, **both}
 
 
 @jax.tree_util.register_dataclass
@@ -264,6 +294,23 @@ class Scores(Protocol):
       call: the call of the attention layer, such as its layer. If sequences share the slots of a cache, its tokens
         are grouped by row as `q_tokens` are.
     """
+    ...
+
+
+@runtime_checkable
+class StreamEnds(Protocol):
+  """Beginning and end of the residual streams of a stack; may have parameters."""
+
+  def expand(
+    self, x: Float[Array, 'batch length d_model']
+  ) -> Float[Array, 'batch length *streams d_model']:
+    """Returns the residual streams before the first layer."""
+    ...
+
+  def collapse(
+    self, x: Float[Array, 'batch length *streams d_model']
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the output of the stack."""
     ...
 
 

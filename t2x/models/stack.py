@@ -27,7 +27,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import float32_sums
 from t2x.layers.interfaces import reads_encoding
 from t2x.layers.keys import fold_in
-from t2x.layers.streams import Copies
+from t2x.layers.wiring.residual import Copies
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.orders import Order, SharedSets, sequence

@@ -11,9 +11,8 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative
 from t2x.layers.attention.head_projections import source_of
-from t2x.layers.auxiliary import Aux
 from t2x.layers.composites import Around
-from t2x.layers.interfaces import Call, Result, Sublayer
+from t2x.layers.interfaces import Aux, Call, Result, Sublayer
 
 __all__ = ['DoublyStochastic']
 

@@ -18,11 +18,10 @@ from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Positive, TunableRate
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, Wiring
+from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, StreamEnds, Wiring
 from t2x.layers.keys import bernoulli, named_key
 from t2x.layers.norms import LayerNorm
 from t2x.layers.parameters import dropout, param
-from t2x.layers.streams import Copies, StreamEnds
 
 __all__ = [
   'ActivatedResidual',
@@ -97,6 +96,26 @@ class NormedWiring(nnx.Module):
   def _after(self, y: Array) -> Array:
     """Transforms the sublayer's output before dropout."""
     return y
+
+
+class Copies(nnx.Module):
+  """Streams that begin as copies of the input and whose sum is the output.
+
+  Args:
+    d_model: width of a stream.
+    num_streams: number of streams; 1: x has no dimension of streams.
+  """
+
+  def __init__(self, d_model: int, num_streams: int, *, rngs: nnx.Rngs):
+    self.num_streams = num_streams
+
+  def expand(self, x: Array) -> Array:
+    if self.num_streams == 1:
+      return x
+    return jnp.broadcast_to(x[:, :, None], (*x.shape[:2], self.num_streams, x.shape[2]))
+
+  def collapse(self, x: Array) -> Array:
+    return x if self.num_streams == 1 else x.sum(axis=2)
 
 
 class _Residual(NormedWiring):

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers.interfaces import Norm
+from t2x.layers.interfaces import Norm, StreamEnds
 from t2x.layers.norms import LayerNorm
-from t2x.layers.streams import StreamEnds
 from t2x.layers.wiring.residual import PostNorm
 
 __all__ = ['ResiDual']
