@@ -9,7 +9,7 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.suggestions import did_you_mean
-from t2x.statistics.comparisons import POWER, Comparison, Sample, compare
+from t2x.statistics.comparisons import Comparison, Sample, compare
 from t2x.statistics.power import paired_power
 from t2x.statistics.summaries import ALPHA, Goal, Summary, summarise
 from t2x.statistics.table import Columns, Failed, Table, without_failed
@@ -323,6 +323,3 @@ def test_name(ruling: Ruling) -> str:
   for row, _ in ruling.compared:
     sizes[row.size] = sizes.get(row.size, 0) + 1
   return 'two-way model' if max(sizes.values()) >= FEWEST else 'paired t tests'
-
-
-__all__ = ['EFFECTS', 'POWER', 'SEEDS', 'Row', 'Ruling', 'SignalToNoise', 'judge', 'test_name']

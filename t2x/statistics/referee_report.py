@@ -1,5 +1,6 @@
 """Writes a ruling as text, JSON and a page."""
 
+import itertools
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -11,7 +12,11 @@ from t2x.base.text_table import fold, text_table
 from t2x.statistics.comparisons import MAX_SEEDS, Comparison
 from t2x.statistics.formats import decimals, more_seeds, number, probability
 from t2x.statistics.multipliers import Multipliers
-from t2x.statistics.referee import EFFECTS, FEWEST_RUNS, SEEDS, Row, Ruling, test_name
+from t2x.statistics.referee import EFFECTS, SEEDS, Row, Ruling, test_name
+from t2x.statistics.summaries import Summary
+
+# Longest folder that is repeated in front of each name.
+_SHORT = 12
 
 
 def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int = 80) -> str:
@@ -22,18 +27,19 @@ def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int =
     multipliers: compute multipliers, one for each way to count parameters; () without sizes.
     width: columns of the text.
   """
-  digits = decimals(row.summary for row in ruling.rows)
+  digits = _digits(ruling)
   signed = f'+.{digits}f'
   header = ['variant', 'verdict', 'difference', f'{_confidence(ruling)} interval', 'p', 'plain p']
   rows = [[*header, f'{ruling.unit}s']]
+  prefix = _prefix([row.variant for row in ruling.rows])
   for row in ruling.rows:
     c = row.comparison
     cells, count = [''] * 4, str(row.summary.n)
     if c is not None:
       cells = [number(c.difference, signed), c.interval_text(signed), probability(c.p_corrected)]
       cells.append(probability(row.p_plain))
-      count += f' + {more_seeds(c.more_seeds)}' if c.more_seeds else ''
-    rows.append([_label(row), row.verdict, *cells, count])
+      count = f'{c.pairs} + {more_seeds(c.more_seeds)}' if c.more_seeds else str(c.pairs)
+    rows.append([_label(row).removeprefix(prefix), row.verdict, *cells, count])
   better = 'lower' if ruling.goal == 'min' else 'higher'
   means = [
     f'{row.summary.mean:.{digits}f}'
@@ -44,6 +50,7 @@ def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int =
   lines = fold(f'{ruling.metric} ({better} is better), against {against}', width)
   lines += [text_table(rows, '<<>>>>>', width), '']
   notes = [f'{_label(row)}: {c.note}' for row, c in ruling.compared if c.note]
+  notes += [f'Names without {prefix}'] if prefix else []
   for line in [
     *notes,
     *_sentences(ruling),
@@ -56,10 +63,8 @@ def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int =
 def _sentences(ruling: Ruling) -> list[str]:
   """Returns what the table of verdicts does not show, as sentences."""
   pairs, unit, most = ruling.seeds, ruling.unit, len(ruling.compared)
-  lines = [
-    f'p is corrected for {most} {"comparison" if most == 1 else "comparisons"} ({test_name(ruling)}); plain p is that '
-    f'of a paired t test, uncorrected.'
-  ]
+  correction = f'corrected for {most} comparisons' if most > 1 else 'of the only comparison'
+  lines = [f'p: {correction} ({test_name(ruling)}); plain p: a paired t test without correction.']
   if any(c.more_seeds for _, c in ruling.compared):
     lines.append(f'More {unit}s (+): needed for a verdict with a probability of 80 %.')
   if ruling.floor is not None:
@@ -101,6 +106,21 @@ def _power(ruling: Ruling) -> str:
   ]
   few = f' {SEEDS} seeds are recommended.' if ruling.seeds < SEEDS else ''
   return f'Power of one comparison for a difference of {effects} standard deviations of a run: {"; ".join(rows)}.{few}'
+
+
+def _digits(ruling: Ruling) -> int:
+  if ruling.unit == 'item' and ruling.floor:
+    # The deviation of items is far larger than the error of their mean.
+    return decimals([Summary(2, std=ruling.floor)])
+  return decimals(row.summary for row in ruling.rows)
+
+
+def _prefix(names: Sequence[str]) -> str:
+  """Returns the folder that the names of all variants begin with; '' if it is short."""
+  folders = zip(*(name.split('/')[:-1] for name in names), strict=False)
+  shared = itertools.takewhile(lambda parts: len({*parts}) == 1, folders)
+  prefix = ''.join(f'{parts[0]}/' for parts in shared)
+  return prefix if len(prefix) > _SHORT else ''
 
 
 def _label(row: Row) -> str:
@@ -166,7 +186,7 @@ def _row(row: Row) -> dict[str, Any]:
 def ruling_page(ruling: Ruling, multipliers: Sequence[Multipliers]) -> str:
   """Returns an HTML page with a ruling."""
   data = ruling_data(ruling, multipliers) | {
-    'digits': decimals(row.summary for row in ruling.rows),
+    'digits': _digits(ruling),
     'confidence': _confidence(ruling),
     'most_seeds': MAX_SEEDS,
     'sentences': _sentences(ruling),
@@ -180,6 +200,3 @@ def ruling_page(ruling: Ruling, multipliers: Sequence[Multipliers]) -> str:
     scripts=(*(base / name for name in ('core.js', 'charts.js', 'tables.js')), own / 'referee.js'),
     data=data,
   )
-
-
-__all__ = ['FEWEST_RUNS', 'ruling_data', 'ruling_page', 'ruling_text']
