@@ -52,7 +52,7 @@ CHAPTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
   ),
   'Method': (
     'Error rates of the verdicts in all chapters, and the effect of interruptions on a run.',
-    ('statistics', 'reliability'),
+    ('statistics', 'referee', 'reliability'),
   ),
 }
 
