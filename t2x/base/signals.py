@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -47,7 +48,7 @@ def handle_signals(handler: Handler) -> Iterator[None]:
       _threads.remove(handler)
     return
 
-  def answer(number: int, frame: Any) -> None:
+  def answer(number: int, frame: types.FrameType | None) -> None:
     _received.append(number)
     handler(number, frame)
 
@@ -73,7 +74,7 @@ def stop_flag() -> Callable[[], bool]:
 def forward_signals() -> Iterator[None]:
   """Forwards `termination_signals` to the handlers of all other threads inside the context."""
 
-  def forward(number: int, frame: Any) -> None:
+  def forward(number: int, frame: types.FrameType | None) -> None:
     _forwarded.append(number)
     for handler in tuple(_threads):
       handler(number, frame)
@@ -96,7 +97,7 @@ def exit_on_signals(end_others: Callable[[str], None]) -> Iterator[None]:
   """
   from t2x.base.terminal import print_final_line
 
-  def end(number: int, frame: Any) -> None:
+  def end(number: int, frame: types.FrameType | None) -> None:
     end_others(INTERRUPTED)
     print_final_line(f't2x: {INTERRUPTED}')
     os._exit(EXIT_INTERRUPTED)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
+from jax.typing import DTypeLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Lazy:
   """
 
   shape: tuple[int, ...]
-  dtype: Any
+  dtype: DTypeLike
   read: Callable[[Any], np.ndarray]
 
   @property

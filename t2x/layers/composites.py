@@ -100,7 +100,7 @@ def caches_of(
   parts: Mapping[str, Any],
   batch: int,
   num_slots: int,
-  dtype: Any,
+  dtype: DTypeLike,
   source: Source | None,
   encoding: PositionEncoding | None,
 ) -> dict[str, Any]:

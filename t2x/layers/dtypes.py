@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.step import is_plain, target
@@ -206,7 +207,7 @@ def float32_sums(tree: Tree) -> Callable[[], Tree]:
   return read
 
 
-def zero_sums(tree: Tree, dtype: Any = Dtypes.reductions) -> Tree:
+def zero_sums(tree: Tree, dtype: DTypeLike = Dtypes.reductions) -> Tree:
   """Returns zeros in `dtype` or wider, to which `add_sums` adds gradients of the arrays of a tree."""
   return jax.tree.map(
     lambda a: jnp.zeros(jnp.shape(a), jnp.promote_types(jnp.result_type(a), dtype)), tree

@@ -6,12 +6,12 @@ Gale et al. 2022, https://arxiv.org/abs/2211.15841).
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 # Rows and columns of a tile: the largest number that divides the dimension of a matrix.
@@ -107,7 +107,7 @@ def _call(
   kernel: Callable[..., None],
   grid: tuple[int, ...],
   shape: tuple[int, ...],
-  dtype: Any,
+  dtype: DTypeLike,
   multiply_adds: int,
   interpret: bool,
 ) -> Callable[..., Array]:

@@ -7,10 +7,11 @@ those of the matrix. Initialisers that depend on depth read it from the `BuildCo
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t2x.base.errors import UserError
@@ -44,7 +45,7 @@ class normal:
 
   stddev: Positive = 0.02
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return jax.random.normal(key, tuple(shape), dtype) * self.stddev
 
   def std(self, shape: Sequence[int]) -> float:
@@ -62,7 +63,7 @@ class width_normal:
 
   width: Size
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return normal(self.width**-0.5)(key, shape, dtype)
 
   def std(self, shape: Sequence[int]) -> float:
@@ -75,7 +76,7 @@ class truncated_normal:
 
   stddev: Positive = 0.02
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     # The standard deviation of a standard normal truncated to (-2, 2).
     scale = self.stddev / 0.87962566103423978
     return jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape), dtype) * scale
@@ -98,7 +99,7 @@ class variance_scaling:
   mode: Literal['fan_in', 'fan_out', 'fan_avg']
   distribution: Literal['normal', 'truncated_normal', 'uniform']
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     init = jax.nn.initializers.variance_scaling(self.scale, self.mode, self.distribution)
     return init(key, tuple(shape), dtype)
 
@@ -117,7 +118,7 @@ class _FixedVariance:
 
   family: ClassVar[variance_scaling]
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return self.family(key, shape, dtype)
 
   def std(self, shape: Sequence[int]) -> float:
@@ -149,7 +150,7 @@ class he_normal(_FixedVariance):
 class zeros:
   """Zeros."""
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return jnp.zeros(tuple(shape), dtype)
 
   def std(self, shape: Sequence[int]) -> float:
@@ -160,7 +161,7 @@ class zeros:
 class ones:
   """Ones."""
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return jnp.ones(tuple(shape), dtype)
 
   def std(self, shape: Sequence[int]) -> float:
@@ -176,7 +177,7 @@ class DepthFactor:
     """Returns the factor of the values."""
     raise NotImplementedError
 
-  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+  def __call__(self, key: Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     return self.init(key, shape, dtype) * self.factor()
 
   def std(self, shape: Sequence[int]) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.hyperparameters import Tunable, scalar
@@ -190,7 +191,7 @@ class WeightNormLinear(Linear):
   ):
     super().__init__(inputs, outputs, axes, init=init, use_bias=use_bias, kind=kind, rngs=rngs)
 
-    def norms(key: Key, shape: tuple[int, ...], dtype: Any) -> Array:
+    def norms(key: Key, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
       return self._norms().reshape(shape).astype(dtype)
 
     gain_axes = axes[len(inputs) :]

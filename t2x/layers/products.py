@@ -12,11 +12,11 @@ devices. `experiments/speed/NOTES.md` has the measurements.
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.lax import optimization_barrier
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.step import is_plain, step_context, target
@@ -133,7 +133,9 @@ def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
   return x.reshape(math.prod(rows), *x.shape[x.ndim - num_inputs :])
 
 
-def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
+def broadcast(
+  x: Float[Array, '...'], shape: tuple[int, ...], dtype: DTypeLike
+) -> Float[Array, '...']:
   """Broadcasts `x` to `shape` and casts it to `dtype`, with a gradient accumulated in float32 or wider and
   rounded to the dtype of `x` once."""
   x = x.astype(jnp.promote_types(x.dtype, Dtypes.reductions))

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -140,7 +141,7 @@ class SublayerBlock(nnx.Module):
     return initial_extras(self.sublayers.values(), x)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> dict[str, Cache]:
     return caches_of(self.sublayers, batch, num_slots, dtype, source, self.encoding)
 
@@ -189,7 +190,7 @@ class SublayerBlock(nnx.Module):
     return calls
 
   def branch(
-    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     """Returns the result of sublayer `name`, with `x` replaced by what its `BranchWiring` adds to the stream."""
     part, own = self.sublayers[name], self.calls(call)[name]
@@ -317,15 +318,15 @@ class ParallelBlock(SublayerBlock):
     return {_SUM: self.wiring}
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> dict[str, Cache]:
     caches = super().init_cache(batch, num_slots, dtype, source)
     return {_SUM: PartCaches(caches)} if caches else {}
 
   def branch(
-    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
-    return self._wired(self.wiring.branch, x, call, cache)
+    return self._wired(self.wiring.branch, x, call, cast(PartCaches | None, cache))
 
   def __call__(
     self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
@@ -122,7 +123,7 @@ class Encoder(nnx.Module):
     return min((length for length in lengths if length is not None), default=None)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> BodyCache:
     marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
     layers = self.stack.init_cache(batch, num_slots, dtype, source)

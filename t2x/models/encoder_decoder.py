@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Int, Shaped
 
 from t2x.base.errors import UserError
@@ -209,7 +210,7 @@ class EncoderDecoder(LogitModel):
     num_slots: int,
     source: Shaped[Array, 'batch *source'],
     source_tokens: Tokens | None = None,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
   ) -> BodyCache:
     """Encodes `source` and returns a decoder cache for `num_slots` tokens with its keys and values."""
     _, memory = self._encode(source, source_tokens)

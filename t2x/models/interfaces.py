@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.hyperparameters import Tunable
@@ -97,7 +98,7 @@ class Layer(Protocol):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> dict[str, Cache]:
     """Returns empty caches by sublayer, with everything that they compute from the source."""
     ...
@@ -140,7 +141,9 @@ class LayerStack(Protocol):
     """Returns the attention pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Source | None = None) -> Any:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+  ) -> Any:
     """Returns empty caches of the layers, a list over `blocks`, with everything that they compute from the source."""
     ...
 
@@ -189,7 +192,7 @@ class Body(Protocol):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> BodyCache:
     """Returns an empty cache for `num_slots` tokens of `batch` rows, with what layers compute from `source`."""
     ...

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
@@ -197,7 +198,7 @@ class LanguageModel(LogitModel):
       x = constrain(x, 'batch', 'length', 'vocab')
     return Output(x, None, out.aux, out.recorded)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
+  def init_cache(self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32) -> BodyCache:
     """Returns an empty cache for `num_slots` tokens of `batch` rows.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
@@ -129,7 +130,7 @@ def _add_blocks(of_block: Callable[..., Sums]) -> Callable[..., Sums]:
   return total
 
 
-def _accumulated(dtype: Any) -> Any:
+def _accumulated(dtype: DTypeLike) -> Any:
   return jnp.promote_types(dtype, Dtypes.reductions)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -66,7 +67,7 @@ class ReversibleStream:
   first: Any
   second: Any
   merge: Merge
-  dtype: Any
+  dtype: DTypeLike
 
   @staticmethod
   def initial(x: Array, merge: Merge) -> 'ReversibleStream':

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -86,7 +87,9 @@ class Segments(nnx.Module):
   def _visible(self) -> Pattern:
     return Blocks(self.length, self.memory)
 
-  def init_cache(self, batch: int, num_slots: int, dtype: Any, source: Source | None = None) -> Any:
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+  ) -> Any:
     return self.stack.init_cache(batch, num_slots, dtype, source)
 
   def unstacked(self) -> 'Segments':

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -152,7 +153,7 @@ class Stack(nnx.Module):
       check_remat(remat, self.blocks)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> list[dict[str, Cache]]:
     """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...].
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -136,7 +137,7 @@ class Stages(nnx.Module):
     return [one for stage, own in pairs for one in stage.patterns(pattern & own)]
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> list[dict[str, Cache]]:
     """Returns the empty caches of all stages, one after another.
 

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
 from t2x.parallel.mesh import BATCH_AXES, as_tuple
 from t2x.plan.arrays import Array, Frame, Operation, Totals, constant, itemsize, stacked
 from t2x.plan.rules import (
@@ -45,7 +47,12 @@ class Walker:
     self.sizes, self.gradients = sizes, gradients
 
   def walk(
-    self, jaxpr: Any, inputs: Sequence[Array], *, owned: bool = False, is_backward: bool = False
+    self,
+    jaxpr: Jaxpr | ClosedJaxpr,
+    inputs: Sequence[Array],
+    *,
+    owned: bool = False,
+    is_backward: bool = False,
   ) -> tuple[list[Array], Totals]:
     """Walks through a closed jaxpr.
 
@@ -78,7 +85,9 @@ class _FrameWalker:
     self.flops = self.saved = self.repeated = 0
     self.gathered: dict[tuple[int, tuple[str, ...]], Array] = {}
 
-  def inline(self, closed: Any, inputs: Sequence[Array], is_backward: bool) -> list[Array]:
+  def inline(
+    self, closed: Jaxpr | ClosedJaxpr, inputs: Sequence[Array], is_backward: bool
+  ) -> list[Array]:
     """Adds the equations of a jaxpr and returns its outputs."""
     jaxpr = getattr(closed, 'jaxpr', closed)
     env = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -97,7 +106,7 @@ class _FrameWalker:
       env.update(zip(equation.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
-  def _equation(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _equation(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     name, params = equation.primitive.name, equation.params
     if name == 'scan':
       return self._scan(equation, inputs, is_backward)
@@ -123,7 +132,7 @@ class _FrameWalker:
 
   # Loops and calls.
 
-  def _scan(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _scan(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     params = equation.params
     length, (consts, num_carry) = params['length'], _scan_sizes(params)
     carried = consts + num_carry
@@ -160,7 +169,7 @@ class _FrameWalker:
     ordered = zip(*(by_iteration[number] for number in numbers), strict=True)
     return [*carry, *map(stacked, ordered)]
 
-  def _while(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _while(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     params = equation.params
     skipped, consts = params['cond_nconsts'], params['body_nconsts']
     inputs = inputs[skipped:]
@@ -175,7 +184,7 @@ class _FrameWalker:
     return results
 
   def _body(
-    self, jaxpr: Any, own: list[Array], first: int, end: int, is_backward: bool
+    self, jaxpr: Jaxpr | ClosedJaxpr, own: list[Array], first: int, end: int, is_backward: bool
   ) -> tuple[list[Array], Totals]:
     """Walks through a body until the shardings of its carry, `own[first:end]`, do not change."""
     for _ in range(4):
@@ -222,7 +231,7 @@ class _FrameWalker:
     if not is_backward:
       self.saved = max(self.saved, totals.saved)
 
-  def _cond(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _cond(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     own = [a.as_input() for a in inputs[1:]]
     walked = [
       self.walker.walk(branch, own, owned=True, is_backward=is_backward)
@@ -250,7 +259,7 @@ class _FrameWalker:
     return results
 
   def _kernel(
-    self, equation: Any, inner: Any, inputs: list[Array], is_backward: bool
+    self, equation: JaxprEqn, inner: Any, inputs: list[Array], is_backward: bool
   ) -> list[Array]:
     """Adds a call that reads its inputs from memory and writes its outputs there."""
     own = [a.as_input() for a in inputs]
@@ -329,7 +338,9 @@ class _FrameWalker:
       self._record('all-gather', lost, result)
     return bool(lost or moved)
 
-  def _gathered(self, name: str, equation: Any, inputs: list[Array]) -> tuple[list[Array], int]:
+  def _gathered(
+    self, name: str, equation: JaxprEqn, inputs: list[Array]
+  ) -> tuple[list[Array], int]:
     """Returns the operands, of which parameters are gathered over the axes that split the batch."""
     batch = [a for a in inputs if a.from_batch and flat(a.spec) and not a.is_gradient]
     if not batch or len(inputs) < 2 or name == 'gather':

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import time
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def watch(
         _follow(folder, watcher)
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
   raise Interrupted()
 
 

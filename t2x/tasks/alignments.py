@@ -17,6 +17,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative, Size
 from t2x.data import Tokenizer
 from t2x.data.sources.subset import spread
+from t2x.models import Model
 from t2x.models.ranks import ROUNDING, choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
@@ -122,7 +123,7 @@ class AlignmentAgreement(TaskEvaluator):
 
   kinds: ClassVar[tuple[type[Task], ...]] = (Translation,)
 
-  def check(self, task: Task, model: Any) -> None:
+  def check(self, task: Task, model: Model) -> None:
     """Also raises UserError if no layer of the decoder records attention to the source."""
     super().check(task, model)
     if not source_readers(model, 'decoder'):

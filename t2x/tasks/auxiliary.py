@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float
@@ -74,7 +74,7 @@ class Auxiliary(Protocol):
     ...
 
 
-def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: Any) -> None:
+def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: TextModel) -> None:
   """Raises UserError if an objective has the name of a loss term of the task, or does not support the task or model."""
   for name, auxiliary in auxiliaries.items():
     if name == 'loss' or name.startswith('distillation'):
@@ -88,7 +88,7 @@ def with_auxiliaries(
   auxiliaries: Mapping[str, Auxiliary],
   task: Task,
   metrics: Sums,
-  model: Any,
+  model: TextModel,
   out: Output,
   batch: Mapping[str, jax.Array],
   key: Array | None,

@@ -14,6 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.packages import require
 from t2x.base.ranges import Count, Natural, Text
 from t2x.data.sources.subset import Spread
+from t2x.models import Model
 from t2x.tasks.base import Task
 from t2x.tasks.prediction import Watched, predict
 
@@ -106,7 +107,7 @@ class Evaluator(abc.ABC):
     changed = {name: value for name, value in settings.items() if name not in self.fixed}
     return dataclasses.replace(self, **changed)
 
-  def check(self, task: Task, model: Any) -> None:  # noqa: B027
+  def check(self, task: Task, model: Model) -> None:  # noqa: B027
     """Raises UserError if the evaluator does not support the task or the model.
 
     Args:
@@ -157,7 +158,7 @@ class TaskEvaluator(Evaluator):
     """Returns whether the evaluator evaluates a task."""
     return isinstance(task, self.kinds)
 
-  def check(self, task: Task, model: Any) -> None:
+  def check(self, task: Task, model: Model) -> None:
     """Raises UserError if the task is of another class, or a package is not installed."""
     if not self.fits(task):
       names = self.names or ' and '.join(f'@{kind.__name__}' for kind in self.kinds)

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.data import Tokenizer
 from t2x.layers.marks import Marks
+from t2x.models import TextModel
 from t2x.models.language_model import select
-from t2x.parallel.placed import module_of, runs_model, whole_rows
+from t2x.parallel.placed import Placed, module_of, runs_model, whole_rows
 from t2x.tasks.masked_lm import MASK, check_masks, mask_spelling
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import hidden_of, pad_prompts
@@ -41,7 +42,7 @@ def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def fill_masks(
-  model: Any,
+  model: TextModel | Placed,
   tokenizer: Tokenizer,
   prompts: Sequence[str],
   top_k: int,
@@ -79,7 +80,7 @@ def fill_masks(
   ]
 
 
-def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
+def _longest(model: TextModel | Placed, rows: Sequence[Sequence[int]]) -> int | None:
   limit, longest = module_of(model).spec.max_length, max(map(len, rows))
   if limit is not None and longest > limit:
     raise UserError(f'a prompt has {longest} tokens, but the model supports {limit}: shorten it')
@@ -89,7 +90,7 @@ def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
 @functools.partial(jax.jit, static_argnames='marks')
 @runs_model
 def _log_probs(
-  model: Any, batch: dict[str, Array], positions: Int[Array, 'batch masks'], marks: Marks
+  model: TextModel, batch: dict[str, Array], positions: Int[Array, 'batch masks'], marks: Marks
 ) -> Float[Array, 'batch masks vocab']:
   x = hidden_of(model, batch, None, marks).x
   return jax.nn.log_softmax(model.logits(select(x, positions)).astype(jnp.float32))

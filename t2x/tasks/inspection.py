@@ -15,8 +15,8 @@ from t2x.base.errors import UserError
 from t2x.data import Tokenizer
 from t2x.layers import Sublayer, Tokens
 from t2x.layers.marks import Marks
-from t2x.models import Output
-from t2x.parallel.placed import module_of, runs_model, whole_rows
+from t2x.models import Model, Output
+from t2x.parallel.placed import Placed, module_of, runs_model, whole_rows
 from t2x.tasks.prediction import on_devices
 from t2x.tasks.text import pad_prompts
 
@@ -39,7 +39,7 @@ class Inspection:
     marks: marks of tokens that patterns of a language model read.
   """
 
-  model: Any
+  model: Model | Placed
   tokenizer: Tokenizer | None
   marks: Marks = Marks()
 

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import types
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Text
@@ -12,6 +12,7 @@ from t2x.data import Tokenizer
 from t2x.data.tokenizers.base import ids_with
 from t2x.layers.marks import MarkFunction, Marks, TokenMark
 from t2x.layers.patterns.algebra import mark_names
+from t2x.models import Model
 
 __all__ = ['MarkRule', 'MarkStarts', 'MarkTexts']
 
@@ -65,7 +66,7 @@ def marks_of(rules: Mapping[str, MarkRule], tokenizer: Tokenizer | None) -> Mark
   return Marks(tuple(zip(rules, functions, strict=True)))
 
 
-def check_marks(model: Any, names: Collection[str], task: str) -> None:
+def check_marks(model: Model, names: Collection[str], task: str) -> None:
   """Raises UserError if no pattern of the model reads a mark that a task sets.
 
   Args:

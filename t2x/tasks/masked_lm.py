@@ -4,7 +4,7 @@ RoBERTa, https://arxiv.org/abs/1907.11692)."""
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from t2x.data import (
   Tokenizer,
 )
 from t2x.layers.constraints import constrain
-from t2x.models import Output
+from t2x.models import Output, TextModel
 from t2x.models.language_model import select
 from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.marks import MarkRule
@@ -101,7 +101,9 @@ class MaskedLM(TextTask):
   def target_weights(self, batch):
     return batch['weights']
 
-  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+  def hidden(
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> Output:
     """Returns the model's output with the hidden vectors of the rows."""
     if self.has_types:
       return hidden_of(model, batch, key, self.token_marks)
@@ -181,6 +183,6 @@ def predicted(out: Output, batch: Mapping[str, jax.Array]) -> jax.Array:
   return select(out.x, batch['masked_positions'])
 
 
-def predicted_logits(model: Any, x: jax.Array) -> jax.Array:
+def predicted_logits(model: TextModel, x: jax.Array) -> jax.Array:
   """Returns the logits of the hidden vectors of the predicted tokens."""
   return constrain(model.logits(x), 'batch', None, 'vocab')

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 
@@ -16,7 +16,7 @@ from t2x.data import (
   SingleTokens,
   TokenChoice,
 )
-from t2x.models import Output
+from t2x.models import Output, TextModel
 from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.marks import MarkRule
 from t2x.tasks.masked_lm import (
@@ -87,7 +87,9 @@ class PermutationLM(TextTask):
         'PermutationLM needs a model whose layers read the order of prediction: bind Encoder.stack = @TwoStreams'
       )
 
-  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+  def hidden(
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> Output:
     """Returns the model's output with the hidden vectors of the rows."""
     tokens = dataclasses.replace(self.row_tokens(batch), order=batch['order'])
     return model.hidden(batch['tokens'], tokens=tokens, key=key)

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Text
 from t2x.data.sources.subset import spread
-from t2x.models import ModelSpec
+from t2x.models import Model, ModelSpec
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.classification import Classification
@@ -48,7 +48,7 @@ class AttentionMaps(Evaluator):
     """The number of examples, and with texts the split."""
     return frozenset({'num_examples', 'split'} if self.texts else {'num_examples'})
 
-  def check(self, task: Task, model: Any) -> None:
+  def check(self, task: Task, model: Model) -> None:
     """Raises UserError if the texts do not fit the model, or would have no effect."""
     spec = model.spec
     if spec.first.kind != 'ids':

@@ -8,13 +8,14 @@ import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.data import Batches
+from t2x.models import Model
 from t2x.parallel import MESH_AXES, mesh_text, sharding_table
 from t2x.tasks import Task
 from t2x.train.experiment import Experiment, Teacher
@@ -181,7 +182,7 @@ def check_data(run: TrainingRun, rows: Any, batches: Batches) -> None:
   Raises:
     UserError: a split is empty, or does not fit the task or the model.
   """
-  task, model = run.task, run.program.blueprint.shapes
+  task, model = run.task, cast(Model, run.program.blueprint.shapes)
   task.check_rows(task.train_split, rows)
   _note(run, task, task.train_split, rows)
   _check_batch(task, batches[0], len(batches.part), task.train_split)

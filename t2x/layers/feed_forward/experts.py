@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
 from t2x.layers.arrays import named_variables
+from t2x.layers.caches import Cache
 from t2x.layers.feed_forward.activations import relu
 from t2x.layers.feed_forward.balancing import counts, load_metrics
 from t2x.layers.feed_forward.dispatch import (
@@ -92,7 +92,7 @@ class MixtureOfExperts(FeedForward):
     return float(jax.eval_shape(lambda x: self.router(x, call).expert, x).shape[-1])
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     self._check_pattern(call.pattern)
     own = dataclasses.replace(call, key=named_key(call.key, 'router'))

@@ -3,12 +3,13 @@ linear units (https://arxiv.org/abs/2002.05202)."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size, TunableRate
+from t2x.layers.caches import Cache
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
@@ -27,7 +28,7 @@ class FeedForward(nnx.Module):
   max_length: int | None = None
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> None:
     """Returns None: the layer keeps no state between calls."""
 
@@ -77,7 +78,7 @@ class MLP(FeedForward):
     return self.activation(self.up(x))
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     hidden = dropout(constrain(self._hidden(x, call), ..., 'mlp'), self.dropout_rate, call.key)
     return Result(self.down(hidden if self.norm is None else self.norm(hidden)))

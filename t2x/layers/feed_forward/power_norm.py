@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Epsilon, Rate, Size
 from t2x.base.step import is_plain
+from t2x.layers.caches import Cache
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.feed_forward.mlp import FeedForward
 from t2x.layers.initializers import ones, zeros
@@ -88,7 +90,7 @@ class PowerNorm(FeedForward):
     self.means = param(_initial, (3, d_model), (None, 'embed'), rngs, kind='rule', rule=averages)
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     groups = x.astype(Dtypes.reductions).reshape(*x.shape[:2], self.num_groups, -1)
     square = jnp.square(groups).mean(axis=-1, keepdims=True)
@@ -129,5 +131,5 @@ def _backward(epsilon: float, saved: Any, g: Array) -> tuple[Array, Array, Array
 _normalized.defvjp(_forward, _backward)
 
 
-def _initial(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _initial(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   return jnp.zeros(shape, dtype).at[0].set(1)

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Positive
+from t2x.layers.caches import Cache
 from t2x.layers.feed_forward.mlp import FeedForward
 from t2x.layers.initializers import lecun_normal
 from t2x.layers.interfaces import Call, Result
@@ -45,7 +46,7 @@ class Projection(FeedForward):
     self.out = (linear or Linear)((d_model,), (d_model,), ('mlp', 'embed'), **settings)
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     return Result(self.out(x))
 
@@ -62,7 +63,7 @@ class Activation(FeedForward):
     self.activation = activation
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     return Result(self.activation(x))
 
@@ -82,7 +83,7 @@ class ScaledGradient(FeedForward):
     self.factor = factor
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     fixed = jax.lax.stop_gradient(x)
     return Result(fixed + self.factor * (x - fixed))

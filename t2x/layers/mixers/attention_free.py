@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
@@ -56,7 +57,7 @@ class Sums(RecurrentState):
     return Sums(maximum, weights, weights * v, segments)
 
   @staticmethod
-  def empty(batch: int, heads: int, head_dim: int, dtype: Any = Dtypes.reductions) -> 'Sums':
+  def empty(batch: int, heads: int, head_dim: int, dtype: DTypeLike = Dtypes.reductions) -> 'Sums':
     """Returns the sums over no token."""
     zeros = jnp.zeros((batch, heads, head_dim), dtype)
     return Sums(zeros + LOWEST, zeros, zeros, jnp.zeros(batch, jnp.int32))
@@ -151,7 +152,7 @@ class AttentionFree(HeadProjections):
     self.max_length = self.bias.max_length
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> Sums:
     """Returns empty sums, in float32 and of a size that does not depend on `num_slots`.
 

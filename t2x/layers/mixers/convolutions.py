@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
@@ -72,7 +73,7 @@ class _Convolution(nnx.Module):
     raise NotImplementedError
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
     return RecentTokens.empty(batch, self.kernel_size - 1, (self.d_model,), dtype)
@@ -212,7 +213,7 @@ class GatedConvolution(nnx.Module):
     self.gates = (linear or Linear)((kernel_size, d_model), (2, d_model), axes, **settings)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
     size = self.dilation * (self.kernel_size - 1)
@@ -275,7 +276,7 @@ class RecentTokens(RecurrentState):
   tokens: Tokens
 
   @staticmethod
-  def empty(batch: int, size: int, features: tuple[int, ...], dtype: Any) -> 'RecentTokens':
+  def empty(batch: int, size: int, features: tuple[int, ...], dtype: DTypeLike) -> 'RecentTokens':
     """Returns a cache without tokens."""
     zeros = jnp.zeros((batch, size), jnp.int32)
     return RecentTokens(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
@@ -65,12 +66,12 @@ class FastWeights(HeadProjections):
     self.beta = Linear((d_model,), heads, axes, init=beta_init, use_bias=False, rngs=rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> LinearState:
     """Returns weights of 0, in float32 and of a size that does not depend on `num_slots`."""
     return self._empty(batch, Dtypes.reductions)
 
-  def _empty(self, batch: int, dtype: Any) -> LinearState:
+  def _empty(self, batch: int, dtype: DTypeLike) -> LinearState:
     shape = batch, self.num_heads, self.features.num_features, self.head_dim
     return LinearState(jnp.zeros(shape, dtype), jnp.zeros(batch, jnp.int32))
 

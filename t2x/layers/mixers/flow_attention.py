@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -63,7 +64,7 @@ class FlowAttention(HeadProjections):
     self.chunk = chunk
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> FlowState:
     """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     dim = self.head_dim

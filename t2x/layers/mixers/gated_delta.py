@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
@@ -110,14 +111,14 @@ class GatedDeltaNet(HeadProjections):
     self.norm = norm_over('head_dim', RMSNorm, self.head_dim, rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> DeltaCache:
     """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""
     features = 3, self.num_heads, self.head_dim
     recent = RecentTokens.empty(batch, self.kernel_size - 1, features, dtype)
     return DeltaCache(recent, self._empty(batch, Dtypes.reductions))
 
-  def _empty(self, batch: int, dtype: Any) -> LinearState:
+  def _empty(self, batch: int, dtype: DTypeLike) -> LinearState:
     """Returns the empty state; its sums are the transposed state S'."""
     sums = jnp.zeros((batch, self.num_heads, self.head_dim, self.head_dim), dtype)
     return LinearState(sums, jnp.zeros(batch, jnp.int32))
@@ -241,18 +242,18 @@ def normalized(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_di
   return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + EPSILON)
 
 
-def _decay_rates(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _decay_rates(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Logarithms of numbers between 1 and 16, as in Mamba-2 (https://arxiv.org/abs/2405.21060)."""
   return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
 
 
-def _step_sizes(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _step_sizes(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Biases whose softplus is log-uniform between 0.001 and 0.1, as in Mamba-2."""
   steps = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(0.001), math.log(0.1)))
   return steps + jnp.log(-jnp.expm1(-steps))
 
 
-def _uniform_taps(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _uniform_taps(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Uniform between -1 / sqrt(taps) and 1 / sqrt(taps), PyTorch's default of a depthwise convolution."""
   limit = shape[0] ** -0.5
   return jax.random.uniform(key, shape, dtype, -limit, limit)

@@ -17,7 +17,7 @@ from t2x.layers.attention.head_projections import (
   head_projection,
 )
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
-from t2x.layers.caches import WithoutCache
+from t2x.layers.caches import Cache, WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
@@ -75,7 +75,7 @@ class GlobalLocalAttention(WithoutCache, HeadProjections):
     self.kernel = kernel
     self.dropout_rate = dropout_rate
 
-  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Cache | None = None) -> Result:
     """Attends from `x` to itself."""
     check_no_source(self, call)
     tokens = call.tokens

@@ -13,6 +13,7 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.groups import HeadRows, attend_in_groups
 from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
+from t2x.layers.caches import Cache
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.interfaces import Call, Result
 
@@ -80,7 +81,7 @@ class LSHAttention(HeadProjections):
     self.num_buckets, self.rounds, self.chunk, self.seed = num_buckets, rounds, chunk, seed
     self.dropout_rate = dropout_rate
 
-  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Cache | None = None) -> Result:
     """Attends from each token of `x` to the tokens with the same hash."""
     is_causal = self.check_call(call)
     # Sorting needs complete rows.

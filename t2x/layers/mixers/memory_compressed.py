@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import Size, TunableRate
@@ -99,7 +100,7 @@ class MemoryCompressedAttention(HeadProjections):
     self.v_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> 'CompressedMemory':
     """Returns an empty memory for the blocks of `num_slots` tokens."""
     shape = batch, -(-num_slots // self.ratio), self.num_heads, self.head_dim

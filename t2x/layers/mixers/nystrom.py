@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
@@ -97,7 +98,7 @@ class NystromAttention(WholeRow):
     return y
 
   def _segment_means(
-    self, is_token: Bool[Array, '#batch length'], dtype: Any
+    self, is_token: Bool[Array, '#batch length'], dtype: DTypeLike
   ) -> tuple[Float[Array, '#batch length landmarks'], Bool[Array, '#batch landmarks']]:
     """Returns the weight of each token in each landmark, and whether a landmark has tokens."""
     rank = jnp.cumsum(is_token, axis=1) - 1

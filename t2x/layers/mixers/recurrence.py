@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.caches import RecurrentState
@@ -36,7 +37,7 @@ class LinearState(RecurrentState):
 
   @staticmethod
   def empty(
-    batch: int, heads: int, features: int, v_dim: int, dtype: Any = Dtypes.reductions
+    batch: int, heads: int, features: int, v_dim: int, dtype: DTypeLike = Dtypes.reductions
   ) -> 'LinearState':
     """Returns the state before the first token."""
     return LinearState(
@@ -45,7 +46,7 @@ class LinearState(RecurrentState):
       jnp.full((batch, heads), EMPTY, dtype),
     )
 
-  def astype(self, dtype: Any) -> 'LinearState':
+  def astype(self, dtype: DTypeLike) -> 'LinearState':
     """Returns the state with sums and scale of this dtype."""
     scale = None if self.scale is None else self.scale.astype(dtype)
     return LinearState(self.sums.astype(dtype), self.segment, scale)

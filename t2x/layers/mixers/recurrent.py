@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
@@ -105,7 +106,7 @@ class Recurrent(nnx.Module):
     return fields if self.initial is None else fields | self.initial.reads
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> CellState:
     """Returns the initial state, whose size does not depend on `num_slots`."""
     if self.backward is not None:
@@ -118,7 +119,7 @@ class Recurrent(nnx.Module):
       return CellState(zeros, jnp.zeros(batch, jnp.int32))
     return CellState(*of_last_segment(self.initial, source_of(self, source), zeros))
 
-  def _zeros(self, cell: Cell, batch: int, dtype: Any) -> tuple[Array, ...]:
+  def _zeros(self, cell: Cell, batch: int, dtype: DTypeLike) -> tuple[Array, ...]:
     wide = jnp.promote_types(dtype, Dtypes.reductions)
     return (jnp.zeros((batch, cell.state_dim), wide),) * cell.num_vectors
 

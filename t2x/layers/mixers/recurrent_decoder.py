@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -97,7 +98,7 @@ class RecurrentDecoder(nnx.Module):
     return own if self.initial is None else own | self.initial.reads
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> DecoderState:
     """Returns the initial state, of rows with one segment, and the cache of the attention."""
     source = source_of(self, source)

@@ -18,6 +18,7 @@ from t2x.layers.attention.head_projections import (
   nan_for_several_segments,
 )
 from t2x.layers.attention.kernels.base import softmax_dtype
+from t2x.layers.caches import Cache
 from t2x.layers.dtypes import exact_einsum
 from t2x.layers.initializers import width_normal
 from t2x.layers.interfaces import Aux, Call, Result
@@ -82,7 +83,7 @@ class RoutingAttention(HeadProjections):
     init = width_normal(self.head_dim)
     self.centroids = param(init, shape, axes, rngs, kind='vector', keep_float32=True)
 
-  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Cache | None = None) -> Result:
     """Attends from the queries of each cluster of `x` to its keys."""
     is_causal = self.check_call(call)
     q, k, v = (a.swapaxes(1, 2) for a in self.rows(x))

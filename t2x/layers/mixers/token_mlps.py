@@ -3,7 +3,6 @@ https://arxiv.org/abs/2105.01601) and gMLP (Liu et al. 2021, https://arxiv.org/a
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -17,7 +16,7 @@ from t2x.layers.attention.head_projections import (
   check_patterns,
   nan_for_several_segments,
 )
-from t2x.layers.caches import WithoutCache
+from t2x.layers.caches import Cache, WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu_exact
 from t2x.layers.initializers import normal, ones, xavier_uniform
@@ -53,7 +52,7 @@ class _FixedLength(WithoutCache, nnx.Module):
     """Returns the outputs for complete rows; padding must not change those of tokens."""
     raise NotImplementedError
 
-  def __call__(self, x: Hidden, call: Call, cache: Any = None) -> Result:
+  def __call__(self, x: Hidden, call: Call, cache: Cache | None = None) -> Result:
     """Mixes the tokens of each row of `x`."""
     is_causal = check_patterns(self, call, self.patterns)
     tokens, length = call.tokens, x.shape[1]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t2x.layers.attention.head_projections import Hidden
@@ -63,7 +64,7 @@ class TokenShift(Around):
     return (self.sublayer.reads | {'pattern'}) - {'encoding.features'}
 
   def init_cache(  # type: ignore[override]  # Its sublayer reads no features.
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> ShiftCache:
     """Returns an empty cache for the previous token, with that of the sublayer."""
     recent = RecentTokens.empty(batch, 1, (self.d_model,), dtype)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, NonEmpty
 from t2x.layers.attention.head_projections import check_no_source
+from t2x.layers.caches import Cache
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Merge, Result, Sublayer
 from t2x.layers.tokens import Tokens
@@ -55,7 +56,7 @@ class AlongAxes(MixerOfParts):
     self.axes, self.with_extra = checked(self, axes), with_extra
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     """Mixes the tokens along the axes."""
     check_no_source(self, call)

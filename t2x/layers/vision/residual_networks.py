@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size
 from t2x.layers.attention.head_projections import check_no_source
-from t2x.layers.caches import WithoutCache
+from t2x.layers.caches import Cache, WithoutCache
 from t2x.layers.composites import set_part
 from t2x.layers.embeddings.inputs import Embedder, Input
 from t2x.layers.interfaces import Call, Merge, Result, Sublayer
@@ -94,7 +94,7 @@ class GridBranch(WithoutCache, _Sequence):
       )
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     """Applies the parts to the grid of each row."""
     check_no_source(self, call)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
 from t2x.layers.attention.head_projections import check_no_source
-from t2x.layers.caches import WithoutCache
+from t2x.layers.caches import Cache, WithoutCache
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call, Result, Sublayer
 from t2x.layers.keys import fold_in
@@ -89,7 +89,7 @@ class Windowed(MixerOfParts):
     self.size, self.shift = size, shift
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Cache | None = None
   ) -> Result:
     """Mixes the tokens of each window of `x`."""
     check_no_source(self, call)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import jax
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -89,7 +90,7 @@ class _Parts(nnx.Module):
     self,
     batch: int,
     num_slots: int,
-    dtype: Any,
+    dtype: DTypeLike,
     source: Source | None = None,
     *,
     encoding: PositionEncoding | None = None,
