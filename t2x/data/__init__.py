@@ -28,7 +28,6 @@ from t2x.data.parallel_texts import *
 from t2x.data.prefetching import *
 from t2x.data.rand_augment import *
 from t2x.data.random_erasing import *
-from t2x.data.recordings import *
 from t2x.data.report import *
 from t2x.data.resegmenting import *
 from t2x.data.sentence_pairs import *
@@ -49,7 +48,6 @@ from t2x.data.sources.subset import *
 from t2x.data.sources.synthetic import *
 from t2x.data.sources.tfds_source import *
 from t2x.data.spans import *
-from t2x.data.spectrograms import *
 from t2x.data.token_choices import *
 from t2x.data.tokenizers.base import *
 from t2x.data.tokenizers.characters import *

@@ -10,7 +10,7 @@ from t2x.base.errors import UserError
 from t2x.base.external_files import Fields, Ids, Object, printed, read_bytes, read_json
 from t2x.base.files import check_new_folder
 from t2x.experiments import read_config, read_experiment
-from t2x.interop.speech import speech_fields, speech_gin
+from t2x.interop.task_files import task_files
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -138,10 +138,11 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
 
   spec, more = model.spec, ''
   fields = {'eos_token_id': _eos_ids(folder, spec.vocab_size)} | _read_json(folder / GENERATION)
-  if spec.is_encoder_decoder and spec.first.kind == 'audio':
-    task, lengths = 'Transcription', {'target_length': spec.max_length}
+  files = next((one for one in task_files() if one.kind == spec.first.kind), None)
+  if spec.is_encoder_decoder and files is not None:
+    task, lengths = files.task.__name__, {'target_length': spec.max_length}
     forced = _read_json(folder / CONFIG) | {k: v for k, v in fields.items() if v is not None}
-    more = speech_gin(folder, model, tokenizer, forced, notes)
+    more = files.settings(folder, model, tokenizer, forced, notes)
     fields.pop('forced_decoder_ids', None)
   elif spec.is_encoder_decoder:
     task = 'Translation'
@@ -228,7 +229,10 @@ def export_run(
 
   def write(folder: Path) -> None:
     imported, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
-    extra = imported | speech_fields(task, folder)
+    extra = dict(imported)
+    for files in task_files():
+      if isinstance(task, files.task):
+        extra |= files.write(task, folder)
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if tokenizer is not None:
       keeps = bool(generation) and _keeps_strategy(task, tokenizer, generation)
@@ -290,9 +294,9 @@ def _token_fields(task: Any, tokenizer: Any, quiet: bool) -> tuple[dict[str, Any
   Prints the settings of the task's strategy that generation_config.json does not have, unless `quiet`.
   """
   from t2x.decode.generation_config import fields_of
-  from t2x.tasks import CausalLM, Transcription, Translation
+  from t2x.tasks import CausalLM, Translation
 
-  generates = isinstance(task, (CausalLM, Transcription, Translation))
+  generates = isinstance(task, (CausalLM, Translation, *(files.task for files in task_files())))
   strategy = task.strategy if generates else None
   ends = list(strategy.eos_ids) if strategy else []
   roles = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}

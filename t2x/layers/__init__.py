@@ -32,7 +32,6 @@ from t2x.layers.attention.source_attention import *
 from t2x.layers.attention.split_states import *
 from t2x.layers.attention.value_residual import *
 from t2x.layers.caches import *
-from t2x.layers.embeddings.audio import *
 from t2x.layers.embeddings.flexible_patches import *
 from t2x.layers.embeddings.inputs import *
 from t2x.layers.embeddings.patches import *

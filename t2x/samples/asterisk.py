@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.data.recordings import read_recording
 from t2x.data.sources.base import ClassSource
 from t2x.data.sources.held_out import split_of
+from t2x.domains.speech.recordings import read_recording
 from t2x.samples.fetched import Fetched, Sample
 
 __all__ = ['AsteriskPrompts']

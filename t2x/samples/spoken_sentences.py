@@ -16,9 +16,9 @@ from t2x.base.errors import UserError
 from t2x.base.packages import imported
 from t2x.base.ranges import Count, NonEmpty, Size, Text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
-from t2x.data.recordings import read_recording, resampled
 from t2x.data.sources.base import Example, Examples, Source, require_split
 from t2x.data.sources.held_out import split_of
+from t2x.domains.speech.recordings import read_recording, resampled
 from t2x.samples.babel_dates import FIRST, LAST
 
 __all__ = ['SpokenSentences']

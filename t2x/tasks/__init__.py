@@ -9,7 +9,6 @@ if not TYPE_CHECKING:  # Type checkers would accept every name.
   __getattr__ = missing(__name__, BASES)
 
 from t2x.tasks.alignments import *
-from t2x.tasks.audio_classification import *
 from t2x.tasks.auxiliary import *
 from t2x.tasks.base import *
 from t2x.tasks.captions import *
@@ -40,8 +39,6 @@ from t2x.tasks.replaced_tokens import *
 from t2x.tasks.sequence_classification import *
 from t2x.tasks.span_prediction import *
 from t2x.tasks.text import *
-from t2x.tasks.transcription import *
 from t2x.tasks.translation import *
 from t2x.tasks.translation_scores import *
 from t2x.tasks.word_classification import *
-from t2x.tasks.word_errors import *

@@ -104,7 +104,7 @@ def test_names_of_the_table_are_the_parts():
 
 
 def test_a_part_that_moved_to_a_domain_keeps_its_qualified_names():
-  homes = {'t2x.domains.speech': 't2x.layers.embeddings.audio'}
+  homes = {'t2x.domains.speech': 't2x.domains.speech.audio_stem'}
   parts = Registry(_Library({'AudioStem': homes}))
   found = parts.find('AudioStem')
   assert len(found) == 1

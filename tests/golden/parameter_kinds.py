@@ -31,6 +31,7 @@ from t2x.domains.series import (
   SeriesPatches,
   SinusoidTables,
 )
+from t2x.domains.speech import AudioStem
 from t2x.domains.video import Tubelets
 from t2x.layers.arrays import name_of
 from t2x.train.optimizers import matrix_dimensions
@@ -174,7 +175,7 @@ PARTS = [
   *_width(layers.PatchEmbedding, patch_size=2, num_registers=2),
   *_width(layers.FlexiblePatches, kernel_size=2, num_registers=2),
   *_width(Tubelets, frames=2, patch_size=2),
-  *_width(layers.AudioStem, num_features=3),
+  *_width(AudioStem, num_features=3),
   partial(Decomposition, N, window=3),
   partial(SinusoidTables, W, ('hour',)),
   partial(

@@ -23,6 +23,7 @@ from t2x.domains.questions import PictureAnswers, PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Retrieval, ZeroShot
 from t2x.domains.segmentation import MeanIoU, PredictedMasks
 from t2x.domains.series import DrawnForecasts, ForecastScores
+from t2x.domains.speech import WordErrors
 from t2x.experiments import read_experiment
 from t2x.parallel import Mesh
 from t2x.samples import DigitRows, DrawnScenes, DrawnTexts, scene_is_right
@@ -327,7 +328,7 @@ CASES = {
     model='models/small_captioner',
     bindings=['PatchEmbedding.channels=3', *BYTES],
     task=scene_captions,
-    evaluator=t2x.tasks.WordErrors(batch_size=8, num_examples=9),
+    evaluator=WordErrors(batch_size=8, num_examples=9),
     higher={'exact_match': 0},
     lower={'word_error_rate': 1, 'character_error_rate': 0.7},
   ),

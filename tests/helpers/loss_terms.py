@@ -12,7 +12,7 @@ from applying import moved
 from fake_models import WithLogits, spec
 from flax import nnx
 
-from t2x.data import Bytes, LogMel, Palette, TextFiles
+from t2x.data import Bytes, Palette, TextFiles
 from t2x.data.sources.base import NoSource
 from t2x.domains.detection import Detection
 from t2x.domains.pixels import NextPixels, PixelClassification, PixelLM, TextToImage
@@ -20,12 +20,12 @@ from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.series import AutoregressiveForecast, Forecast, PointForecast, SeriesFile
+from t2x.domains.speech import AudioClassification, LogMel, SpeechModality, Transcription
 from t2x.domains.video import VideoClassification
 from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.samples import BabelDates, DigitRows, Digits
 from t2x.tasks import (
-  AudioClassification,
   AuxiliaryOutput,
   Captions,
   CausalLM,
@@ -44,9 +44,7 @@ from t2x.tasks import (
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
-  SpeechModality,
   TextRegression,
-  Transcription,
   Translation,
   WordClassification,
 )

@@ -18,7 +18,6 @@ from t2x.data import (
   Bytes,
   FixedWeights,
   JsonLines,
-  LogMel,
   Palette,
   RandAugment,
   RandomResizedCrop,
@@ -32,6 +31,13 @@ from t2x.domains.questions import PictureQuestions
 from t2x.domains.retrieval import CaptionContrast, Contrastive, VersionContrast
 from t2x.domains.segmentation import SemanticSegmentation
 from t2x.domains.series import AutoregressiveForecast, Forecast, SeriesFile
+from t2x.domains.speech import (
+  AudioClassification,
+  LogMel,
+  SpeechModality,
+  Transcription,
+  speech_tokens,
+)
 from t2x.domains.video import VideoClassification
 from t2x.samples import (
   AsteriskPrompts,
@@ -113,19 +119,19 @@ def recordings(folder):
       num_classes=10,
       crop_padding=1,
     ),
-    t2x.tasks.AudioClassification(
+    AudioClassification(
       source=AsteriskPrompts(folder=str(folder)),
       num_classes=5,
       features=LogMel(rate=8000, window=200, hop=80, num_frames=10, num_features=8),
     ),
-    t2x.tasks.Transcription(
+    Transcription(
       source=SpokenStrings(folder=str(folder), train_examples=COUNT, longest=3),
-      modality=t2x.tasks.SpeechModality(
+      modality=SpeechModality(
         features=LogMel(rate=8000, window=200, hop=80, num_frames=20, num_features=8)
       ),
       prompt=('<|{language}|>',),
       target_length=8,
-      tokenizer=BPE(270, named=t2x.tasks.speech_tokens(languages=('en', 'es', 'fr', 'it', 'ru'))),
+      tokenizer=BPE(270, named=speech_tokens(languages=('en', 'es', 'fr', 'it', 'ru'))),
     ),
   ]
 

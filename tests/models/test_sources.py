@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import AudioStem, MultiHeadAttention, PatchEmbedding, TokenEmbedding, Tokens
+from t2x.domains.speech import AudioStem
+from t2x.layers import MultiHeadAttention, PatchEmbedding, TokenEmbedding, Tokens
 from t2x.models import Decoder, Encoder, EncoderDecoder, GlobalTokens, ModelSpec
 
 part = functools.partial

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from t2x.decode import AtCurrentLength, AverageLength, Beam, Greedy, generate
+from t2x.domains.speech import AudioStem
 from t2x.layers import (
   MLP,
-  AudioStem,
   LayerNorm,
   LearnedGrid,
   LearnedPositions,

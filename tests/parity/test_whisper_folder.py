@@ -9,8 +9,8 @@ from tiny_tasks import write_recording
 
 import t2x
 from t2x.cli import main
-from t2x.data import LogMel
 from t2x.decode import Beam, SuppressFirst, SuppressTokens
+from t2x.domains.speech import LogMel
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")

@@ -13,11 +13,12 @@ from scipy.special import softmax
 
 from t2x.base.errors import UserError
 from t2x.cli.prompts import read_prompts
-from t2x.data import HeldOut, ImageFolder, LogMel, Part, Resized
+from t2x.data import HeldOut, ImageFolder, Part, Resized
 from t2x.data.sources.base import NoSource, example_names
 from t2x.decode import Greedy
+from t2x.domains.speech import AudioClassification, LogMel
 from t2x.models import Output
-from t2x.tasks import AudioClassification, ImageClassification
+from t2x.tasks import ImageClassification
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 4, 3), np.uint8)
 

@@ -234,3 +234,4 @@ SIGLIP = Family(
 )
 
 FAMILIES = (CLIP, SIGLIP)
+TASK_FILES = ()

@@ -34,7 +34,6 @@ from t2x.interop.families.roberta import ROBERTA
 from t2x.interop.families.switch import SWITCH
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import DEIT, VIT
-from t2x.interop.families.whisper import WHISPER
 from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
@@ -79,7 +78,6 @@ ALL += (
   SWITCH,
   T5,
   VIT,
-  WHISPER,
   XLM,
 )
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t2x.data import CSV, ImageFolder, JsonLines, TextFiles, read_recording
+from t2x.data import CSV, ImageFolder, JsonLines, TextFiles
 from t2x.domains.detection import CocoImages
 from t2x.domains.segmentation import MaskFolder
 from t2x.domains.series import SeriesFile
+from t2x.domains.speech import read_recording
 
 TIMES = [f'2020-01-01T{hour:02}:00' for hour in range(6)]
 

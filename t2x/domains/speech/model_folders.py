@@ -9,6 +9,7 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import SMALL, Fields, Int, Object, read_json, shown
+from t2x.domains.speech.transcription import Transcription
 
 # Fields of WhisperFeatureExtractor, with its defaults.
 FEATURES = {
@@ -88,17 +89,12 @@ def _prompt(fields: Mapping[str, Any], tokenizer: Any, where: str) -> tuple[list
   return names, language
 
 
-def speech_fields(task: Any, folder: Path) -> dict[str, Any]:
-  """Writes the features of a `Transcription` to a model folder, and returns fields of config.json;
-  none for other tasks.
+def speech_fields(task: Transcription, folder: Path) -> dict[str, Any]:
+  """Writes the features of a `Transcription` to a model folder, and returns fields of config.json.
 
   Raises:
     UserError: the frames are no whole number of seconds.
   """
-  from t2x.tasks import Transcription
-
-  if not isinstance(task, Transcription):
-    return {}
   features = task.modality.features
   seconds, rest = divmod(features.num_frames * features.hop, features.rate)
   if rest:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from t2x.data.sources.tfds_source import DataSource
+from t2x.domains.speech import WordErrors
 from t2x.experiments import read_experiment
-from t2x.tasks import WordErrors
 
 CONFIG = Path(__file__).parents[3] / 'configs' / 'runs' / 'librispeech_whisper_full.gin'
 

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import AudioStem, RowLayout, Tokens, relu
+from t2x.domains.speech import AudioStem
+from t2x.layers import RowLayout, Tokens, relu
 
 FRAMES = jnp.ones((2, 7, 3))
 

@@ -1,11 +1,12 @@
 """Whisper, `WhisperForConditionalGeneration`: mel frames to text (https://arxiv.org/abs/2212.04356)."""
 
+from t2x.domains.speech.model_folders import speech_fields, speech_gin
+from t2x.domains.speech.transcription import Transcription
 from t2x.interop.families.fairseq import ALIASES, DECLARED, RULES, TEMPLATE
 from t2x.interop.family import Family, Layers, rates, sizes
 from t2x.interop.layouts import TAPS
 from t2x.interop.rules import Rule, norm
-
-__all__: list[str] = []
+from t2x.interop.task_files import TaskFiles
 
 # Pre-norm layers, and a norm after the last one.
 PRE_NORM = TEMPLATE.replace('PostNorm', 'PreNorm').replace(
@@ -71,3 +72,6 @@ WHISPER = Family(
   # A copy of the tied table, and sinusoids.
   ignored=(r'proj_out\.weight', r'model\.encoder\.embed_positions\.weight'),
 )
+
+FAMILIES = (WHISPER,)
+TASK_FILES = (TaskFiles('audio', Transcription, speech_gin, speech_fields),)

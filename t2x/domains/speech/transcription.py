@@ -12,8 +12,8 @@ import numpy as np
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Positive, Size, Text
-from t2x.data import LogMel
-from t2x.data.recordings import read_recording, resampled
+from t2x.domains.speech.recordings import read_recording, resampled
+from t2x.domains.speech.spectrograms import LogMel
 from t2x.layers import InputKind
 from t2x.tasks.captions import Captions, Modality, PrepareCaption
 

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import LogMel, check_label
+from t2x.data import check_label
+from t2x.domains.speech.spectrograms import LogMel
+from t2x.domains.speech.transcription import SpeechModality
 from t2x.models import Inputs
 from t2x.tasks.classification import Classification
-from t2x.tasks.transcription import SpeechModality
 
 __all__ = ['AudioClassification']
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.data import LogMel
-from t2x.data.spectrograms import mel_filters
+from t2x.domains.speech import LogMel
+from t2x.domains.speech.spectrograms import mel_filters
 
 transformers = pytest.importorskip('transformers', reason="the extra 'references' is not installed")
 rng = np.random.default_rng(0)

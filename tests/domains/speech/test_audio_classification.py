@@ -12,13 +12,12 @@ from applying import moved
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.data import LogMel
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import NoSource
+from t2x.domains.speech import AudioClassification, LogMel
 from t2x.experiments import read_config
-from t2x.tasks import AudioClassification
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FEATURES = LogMel(rate=8000, window=200, hop=80, num_frames=20, num_features=10)
 ROW = {'audio': np.sin(np.arange(1000)), 'label': 3}
 

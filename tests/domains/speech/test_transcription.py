@@ -10,13 +10,13 @@ from flax import nnx
 from tiny_tasks import write_recording
 
 from t2x.base.errors import UserError
-from t2x.data import BPE, LogMel
+from t2x.data import BPE
 from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy
+from t2x.domains.speech import LogMel, SpeechModality, Transcription, WordErrors, speech_tokens
+from t2x.domains.speech.transcription import PrepareTranscription
 from t2x.experiments import read_config
-from t2x.tasks import SpeechModality, Transcription, WordErrors, speech_tokens
 from t2x.tasks.evaluators import Evaluated
-from t2x.tasks.transcription import PrepareTranscription
 
 NAMED = speech_tokens(languages=('en', 'fr'), seconds=1.0, step=0.1)
 TOKENIZER = BPE(5 + len(NAMED) + 256, named=NAMED).train(['a b', 'c'])
@@ -191,7 +191,7 @@ def distance(a, b):
 
 
 def test_words_are_compared_without_case_and_punctuation_if_asked(monkeypatch):
-  from t2x.tasks import plain_words
+  from t2x.domains.speech import plain_words
 
   assert plain_words("Don't  STOP -- l'Été, 3.5!") == "don't stop l'été 3 5"
   pairs = [{'source': [0], 'target': 'One, two'}]
