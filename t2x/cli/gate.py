@@ -50,6 +50,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Records a choice, or confirms the last one."""
+  refuse(args, 'has no effect: failed runs count as failures', 'failed')
+  if args.only:
+    raise UserError('--only has no effect: a confirmation has one variant and the baseline')
   if (args.choose is None) == (args.table is None):
     raise UserError('pass either --choose VARIANT or the TABLE that confirms the choice')
   return _confirm(args) if args.choose is None else _choose(args)
@@ -59,7 +62,9 @@ def _choose(args: argparse.Namespace) -> int:
   from t2x.statistics.gate import check_grid, choose
   from t2x.statistics.power import paired_power
   from t2x.statistics.referee import EFFECTS
+  from t2x.statistics.table import OPTIONAL
 
+  refuse(args, 'belongs to the TABLE of a confirmation', 'variant', 'seed', *OPTIONAL)
   if args.baseline is None:
     raise UserError('--choose needs --baseline NAME')
   if args.tuned is not None:

@@ -86,8 +86,8 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--failed',
     choices=('refuse', 'worst', 'drop'),
-    default='refuse',
-    help='runs whose metric is missing or not finite: refused, failures of their variant, or ignored (default: refuse)',
+    help='runs whose metric is missing or not finite: refused, failures of their variant, or ignored (default: refuse, '
+    'and worst for a sweep)',
   )
 
 
@@ -150,7 +150,8 @@ def run(args: argparse.Namespace) -> int:
     raise UserError(f'--baseline is needed: one of {_names(table.names)}')
   goal = goal_of(metric, args.goal or settings.get('goal'))
   margin = args.margin if args.margin is not None else settings.get('margin')
-  ruling = judge(table, columns, baseline, goal, margin=margin, failed=args.failed)
+  failed = args.failed or settings.get('failed', 'refuse')
+  ruling = judge(table, columns, baseline, goal, margin=margin, failed=failed)
   of_compute = []
   if goal == 'min':
     of_compute = multipliers(without_failed(table, metric, 'drop')[0], metric, baseline)

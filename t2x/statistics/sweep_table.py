@@ -20,7 +20,7 @@ def read_sweep(folder: Path, args: argparse.Namespace) -> tuple[Table, Columns, 
     args: options of the table; those of its columns are refused.
 
   Returns:
-    The table, its columns, and `baseline`, `goal`, `margin` and `edges` (tuned values at an edge, by variant).
+    The table, its columns, and `failed`, `baseline`, `goal`, `margin` and `edges` (edges of tuned values by variant).
 
   Raises:
     UserError: the folder has no report, or an option has no effect.
@@ -57,6 +57,8 @@ def read_sweep(folder: Path, args: argparse.Namespace) -> tuple[Table, Columns, 
   runs: dict[tuple[str, ...], dict[str, str]] = {}
   for row in rows[1:]:
     cells = dict(zip(header, row, strict=True))
+    if cells['status'] not in ('finished', 'diverged'):
+      continue  # As in reports, trials that failed are no results.
     size = ', '.join(f'{axis} = {cells[axis]}' for axis in axes)
     run = runs.setdefault(
       (cells['variant'], size, cells['seed']),
@@ -75,7 +77,12 @@ def read_sweep(folder: Path, args: argparse.Namespace) -> tuple[Table, Columns, 
   columns = Columns(metrics=metrics)
   table = table_of(str(path), cells_of, columns, args.only)
   goal = plan['goal'] if not args.metric or args.metric[0] == plan['metric'] else None
-  settings = {'baseline': plan['baseline'], 'goal': goal, 'margin': plan.get('margin')}
+  settings = {
+    'failed': 'worst',
+    'baseline': plan['baseline'],
+    'goal': goal,
+    'margin': plan.get('margin'),
+  }
   return table, columns, settings | {'edges': _edges(folder)}
 
 
