@@ -39,7 +39,6 @@ class DrawnTexts(SampledImages):
   def check(self, task, model):
     """Also raises UserError if the texts are not those of `DrawnScenes`, or the model cannot draw."""
     super().check(task, model)
-    assert isinstance(task, TextToImage)
     if read_caption(task.source.load(self._split(task))[0].get('text', '')) is None:
       raise UserError(
         'DrawnTexts reads scenes of two objects: set TextToImage.source = @DrawnScenes()'
@@ -49,7 +48,6 @@ class DrawnTexts(SampledImages):
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the metrics, and the first images, with their texts as samples."""
     task, model = evaluated.task, evaluated.model()
-    assert isinstance(task, TextToImage)
     examples = task.source.load(self._split(task))
     chosen = [examples[i] for i in self._indices(examples)]
 

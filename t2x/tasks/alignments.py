@@ -132,7 +132,6 @@ class AlignmentAgreement(TaskEvaluator):
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, Translation)
     sides = Words(task.fitted), Words(task.fitted.target)
     dictionary = Dictionary(self._training_pairs(evaluated, sides), self.num_steps)
     rows = evaluated.rows(self._split(task))

@@ -189,13 +189,11 @@ class Samples(TaskEvaluator):
   def check(self, task, model):
     """Also raises UserError if the model cannot continue the prompts."""
     super().check(task, model)
-    assert isinstance(task, CausalLM)
     task.check_generate(model, self.prompts, self.strategy or task.strategy, self.num_tokens)
 
   def __call__(self, evaluated):
     """Returns the continuations; the random seed is the same in every evaluation."""
     task, samples = evaluated.task, []
-    assert isinstance(task, CausalLM)
     strategy = self.strategy or task.strategy
     for prompts in evaluated.watched([self.prompts]):
       answers = task.generate(

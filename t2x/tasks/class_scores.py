@@ -30,7 +30,6 @@ class ClassScores(TaskEvaluator):
   def __call__(self, evaluated):
     """Returns the scores, and whether each example is right."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, SequenceClassification)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     outputs = evaluated.predict(
       [rows[i] for i in indices],

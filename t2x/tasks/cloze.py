@@ -56,7 +56,6 @@ class Cloze(TaskEvaluator):
       UserError: a text does not match the pattern, or a word is not one token.
     """
     task = evaluated.task
-    assert isinstance(task, MaskedLM)
     examples, hits = self._examples(task), []
     pairs = [self._masked(examples[i]['text'], task) for i in range(len(examples))]
     samples = []

@@ -6,7 +6,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,9 @@ __all__ = ['Evaluator', 'Losses']
 
 # Number of generated texts stored per evaluation.
 NUM_SAMPLES = 10
+
+# The class of tasks that an evaluator supports.
+T = TypeVar('T', bound=Task)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluated:
-  """The argument of an evaluator: a trained model with its task.
+class Evaluated(Generic[T]):
+  """The argument of an evaluator: a trained model with its task, of a class that the evaluator supports.
 
   Attributes:
     task: the evaluator's task, bound to the run's tokenizer.
@@ -54,7 +57,7 @@ class Evaluated:
     batch_size: rows per batch of an evaluation of the run.
   """
 
-  task: Task
+  task: T
   watched: Watched
   model: Callable[[], Any]
   rows: Callable[[str], Any]
@@ -116,7 +119,7 @@ class Evaluator(abc.ABC):
     """
 
   @abc.abstractmethod
-  def __call__(self, evaluated: Evaluated) -> Evaluation:
+  def __call__(self, evaluated: Evaluated[Any]) -> Evaluation:
     """Evaluates the model."""
 
   def _split(self, task: Task) -> str:

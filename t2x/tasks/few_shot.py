@@ -79,7 +79,6 @@ class ExactMatch(Scoring):
   def __call__(self, questions, evaluated, batch_size):
     """Returns `exact_match` and the generated answers."""
     task, model = evaluated.task, evaluated.model()
-    assert isinstance(task, CausalLM)
     tokenizer = task.fitted
     ends = (*self.strategy.eos_ids, *stop_ids(tokenizer, (questions[0].stop,)))
     strategy = dataclasses.replace(self.strategy, eos_ids=ends)
@@ -123,7 +122,6 @@ class Choice(Scoring):
     No candidate is chosen ('') if several are the likeliest, or a likelihood is NaN.
     """
     task, model = evaluated.task, evaluated.model()
-    assert isinstance(task, CausalLM)
     tokenizer, chosen, per_byte, chance = task.fitted, list[str](), list[str](), list[float]()
     texts = [self.candidates(question) for question in questions]
     pairs = [
@@ -261,7 +259,6 @@ class FewShot(TaskEvaluator):
   def check(self, task, model):
     """Also raises UserError if a prompt is too long for the model, or lacks solved or wrong examples."""
     super().check(task, model)
-    assert isinstance(task, CausalLM)
     longest = model.spec.max_length
     for row, question in enumerate(self.questions()):
       needed = max(scoring.longest(question, task.fitted) for scoring in self.scoring)

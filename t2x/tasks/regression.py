@@ -105,7 +105,6 @@ class Correlations(TaskEvaluator):
   def __call__(self, evaluated):
     """Returns the correlations, and the squared error of each example."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, TextRegression)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     chosen = [rows[i] for i in indices]
     pairs = evaluated.predict(chosen, lambda model, batch: task.predictions(model, batch, None)[0])

@@ -179,7 +179,6 @@ class Answers(TaskEvaluator):
   def __call__(self, evaluated):
     """Answers the questions of the split and returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, SpanPrediction)
     split = self._split(task)
     examples = task.source.load(split)
     count = min(len(examples), self.num_examples or len(examples))

@@ -66,13 +66,11 @@ class GeneratedTargets(TaskEvaluator):
   def check(self, task, model):
     """Also raises UserError if the model cannot generate for the longest source."""
     super().check(task, model)
-    assert isinstance(task, TargetTask)
     task.check_generate(model, self.strategy or task.strategy, self.batch_size)
 
   def __call__(self, evaluated):
     """Generates the targets of the examples and returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, TargetTask)
     split, model = self._examples(evaluated.task), evaluated.model()
     examples = [example for example in (split[i] for i in range(len(split))) if task.fits(example)]
     if not examples:

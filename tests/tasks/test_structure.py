@@ -86,3 +86,13 @@ def test_a_task_that_learns_from_a_teacher_defines_its_predictions():
     TypeError, match='Mine learns from a teacher: define distillation and predictions'
   ):
     mine().check_teacher(None, None)
+
+
+def test_evaluators_do_not_assert_the_class_of_a_task():
+  """`TaskEvaluator.check` refuses tasks of other classes, and `Evaluated` has the class of its task."""
+  texts = {
+    path.name: path.read_text()
+    for folder in ('tasks', 'domains')
+    for path in T2X.glob(f'{folder}/**/*.py')
+  }
+  assert not [name for name, text in texts.items() if 'assert isinstance(task' in text]

@@ -50,7 +50,6 @@ class AveragePrecision(TaskEvaluator):
   def __call__(self, evaluated):
     """Returns the metrics; NaN without objects."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, Detection)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     results = list(evaluated.predict([rows[i] for i in indices], predicted))
     found = [in_pixels(output, np.shape(row['image'])) for row, output in results]

@@ -11,7 +11,7 @@ from t2x.data.sources.subset import spread
 from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.decode import Strategy
 from t2x.domains.pixels.hidden_pixels import HiddenPixels
-from t2x.domains.pixels.tasks import PixelLM, SampledPixels
+from t2x.domains.pixels.tasks import PixelLM
 from t2x.domains.pixels.text_to_image import TextToImage
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
@@ -64,14 +64,12 @@ class CompletedImages(SampledImages):
   def check(self, task, model):
     """Also raises UserError if the model cannot sample an image."""
     super().check(task, model)
-    assert isinstance(task, SampledPixels)
     prompt = 1 + task.spec(1)['tokens'].shape[1] - task.num_pixels
     task.check_sampled(model, prompt, self.strategy)
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the picture and the metric."""
     task, model = evaluated.task, evaluated.model()
-    assert isinstance(task, SampledPixels)
     palette, (height, width, _) = task.palette, task.image_shape
     rows, transform = evaluated.rows(self._split(task)), task.transform(train=False)
     examples = [transform(rows[i], np.random.default_rng(0)) for i in self._indices(rows)]

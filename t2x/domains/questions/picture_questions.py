@@ -175,7 +175,6 @@ class PictureAnswers(TaskEvaluator):
   def __call__(self, evaluated):
     """Returns the metrics, and whether each example is right."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, PictureQuestions)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     chosen = [rows[i] for i in indices]
     others = [row | {'image': chosen[i - 1]['image']} for i, row in enumerate(chosen)]

@@ -160,7 +160,6 @@ class Retrieval(TaskEvaluator):
   def __call__(self, evaluated):
     """Returns the metrics and, per pair, whether its target is the closest."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, PairTask)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     pairs = evaluated.predict(
       [rows[i] for i in indices],

@@ -62,7 +62,6 @@ class ForecastEvaluator(TaskEvaluator):
   def _forecasts(self, evaluated: Evaluated) -> list[tuple[Mapping[str, Any], np.ndarray]]:
     """Returns windows with quantiles of their forecasts, [horizon, channels, levels]."""
     task, rows = evaluated.task, evaluated.rows(self._split(evaluated.task))
-    assert isinstance(task, Forecast)
     indices = spread(min(self.num_examples or len(rows), len(rows)), len(rows))
     outputs = evaluated.predict([rows[i] for i in indices], task.forecasts)
     distribution = module_of(evaluated.model()).distribution
@@ -85,7 +84,6 @@ class ForecastScores(ForecastEvaluator):
   def __call__(self, evaluated):
     """Returns the scores."""
     task = evaluated.task
-    assert isinstance(task, Forecast)
     seasons = np.broadcast_to(self.seasons, len(task.series_source.channels)).tolist()
     errors = naive_errors(evaluated.rows(task.train_split), seasons)
     scores: dict[str, list[np.ndarray]] = {}
@@ -163,7 +161,6 @@ class DrawnForecasts(ForecastEvaluator):
   def __call__(self, evaluated):
     """Returns a picture of each channel."""
     task, pairs = evaluated.task, self._forecasts(evaluated)
-    assert isinstance(task, Forecast)
     names = task.series_source.channels
     return Evaluation(
       {}, (), {name: self._picture(pairs, channel, name) for channel, name in enumerate(names)}
