@@ -46,13 +46,13 @@ class Auxiliary(Protocol):
   def term_weight(
     self, batch: Mapping[str, jax.Array], weights: Float[Array, 'batch *targets']
   ) -> Float[Array, '']:
-    """Returns the weight of the loss term, before the forward pass.
+    """Returns the weight of the loss term, before the forward pass: by default that of the task's own loss term.
 
     Args:
       batch: the batch of the step, with all micro-batches.
       weights: the weight of each target in the task's own loss term.
     """
-    ...
+    return weights.sum()
 
   def __call__(
     self,

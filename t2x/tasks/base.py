@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -14,7 +15,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Text
 from t2x.data import Batches, Order, Rows, Source, Tokenizer
 from t2x.data.batches import SourceRows
-from t2x.data.sources.base import NoSource
+from t2x.data.sources.base import NoSource, class_names
 from t2x.decode import Greedy, Strategy
 from t2x.decode.sampling import SampleSeed
 from t2x.layers.marks import Marks
@@ -392,6 +393,19 @@ class Task(abc.ABC):
       For each prompt `num_return` dicts with text, tokens, log_probs and score.
     """
     raise UserError(f'{type(self).__name__} does not generate text')
+
+
+def _source_classes(task: Any) -> Sequence[str]:
+  return class_names(task.source)
+
+
+# The `class_names` of tasks whose source names the classes.
+SOURCE_CLASSES: Any = property(_source_classes)
+
+
+def example_weights(task: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+  """Returns the weights of examples, float32 [batch]: the `target_weights` of tasks with one target per example."""
+  return batch['weight'].astype(jnp.float32)
 
 
 def _listed(inputs: Inputs) -> str:

@@ -45,6 +45,13 @@ class Modality(abc.ABC):
   def read(self, path: Path) -> Any:
     """Returns the source in a file. Raises OSError or UserError."""
 
+  def opened(self, path: str) -> Any:
+    """Returns the source in a file. Raises UserError if it cannot be read."""
+    try:
+      return self.read(Path(path))
+    except OSError as error:
+      raise UserError(f'{path} cannot be read: {error.strerror}') from error
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageModality(Modality):
@@ -190,7 +197,7 @@ class Captions(TextTask):
 
   def check_prompt(self, prompt):
     """Raises UserError if a prompt is no file of a source."""
-    self._read(prompt)
+    self.modality.opened(prompt)
 
   @property
   def answer_length(self) -> int:
@@ -246,11 +253,5 @@ class Captions(TextTask):
   def _example(self, prompt: Any) -> Mapping[str, Any]:
     """Returns an example without its target."""
     if isinstance(prompt, str):
-      return {'source': self._read(prompt)}
+      return {'source': self.modality.opened(prompt)}
     return prompt if isinstance(prompt, Mapping) else {'source': prompt}
-
-  def _read(self, path: str) -> Any:
-    try:
-      return self.modality.read(Path(path))
-    except OSError as error:
-      raise UserError(f'{path} cannot be read: {error.strerror}') from error

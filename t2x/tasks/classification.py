@@ -4,20 +4,20 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size, TunableRate
-from t2x.data import check_label, label_values
-from t2x.data.sources.base import class_names
-from t2x.models.losses import classification_sums
+from t2x.data import Source, check_label, label_values
+from t2x.models.losses import Sums, classification_sums
 from t2x.models.ranks import choice, rank
 from t2x.parallel import runs_model
-from t2x.tasks.base import OF_EXAMPLES, Task
+from t2x.tasks.base import OF_EXAMPLES, SOURCE_CLASSES, Task, example_weights
 from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.losses import ClassLoss, class_answers, predicted_sums
 from t2x.tasks.output import TaskOutput
@@ -51,14 +51,11 @@ class Classification(Task):
     {'loss', 'accuracy', 'top5_accuracy', *OF_EXAMPLES}
   )
 
-  @property
-  def class_names(self):
-    """The names of the source's classes."""
-    return class_names(self.source)
+  class_names = SOURCE_CLASSES
 
   def check_rows(self, split, rows):
     """Also raises UserError for labels out of range, if the labels can be read without the inputs."""
-    super().check_rows(split, rows)
+    Task.check_rows(self, split, rows)
     for label in sorted(label_values(rows) or (), key=repr):
       check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
 
@@ -73,20 +70,9 @@ class Classification(Task):
   def check_model(self, model):
     """Also raises UserError if the head has another number of classes."""
     super().check_model(model)
-    if model.spec.num_classes != self.num_classes:
-      kind = type(self).__name__
-      raise UserError(
-        f'the model has {model.spec.num_classes} classes, but {kind} has {self.num_classes}: set '
-        f'Classifier.num_classes to {kind}.num_classes'
-      )
-    if self.loss is not None and self.label_smoothing != 0.0:
-      kind = type(self).__name__
-      raise UserError(
-        f'{kind}.label_smoothing is of the cross-entropy, which {kind}.loss replaces: leave one of them out'
-      )
+    check_classes(self, model)
 
-  def target_weights(self, batch):
-    return batch['weight']
+  target_weights = example_weights
 
   def predictions(self, model, batch, key):
     (name,) = self.inputs
@@ -98,7 +84,7 @@ class Classification(Task):
     labels, weights = batch['label'], self.weighted_targets(batch)
     logits, out = self.predictions(model, batch, key)
     heads = self.heads(logits, out, key)
-    sums = self.class_sums(heads[0], labels, weights, train=key is not None)
+    sums = class_sums(self, heads[0], labels, weights, train=key is not None)
     if key is None:
       sums |= predicted_sums(choice(heads[0]), labels, weights)
     return self.distilled(TaskOutput(sums, out.aux), heads[1], out.x, teacher, batch)
@@ -160,15 +146,64 @@ class Classification(Task):
       )
     return out.heads['labels'], out.heads['teacher']
 
-  def class_sums(self, logits, labels, weights, train):
-    """Returns the metrics of logits [batch, classes] as sums over the batch, with the sums of the weights."""
-    smoothing = self.label_smoothing if train else 0.0
-    sums = classification_sums(logits, labels, weights, smoothing)
-    if self.loss is not None:
-      losses = self.loss(logits.astype(jnp.float32), labels)
-      sums['loss'] = ((losses * weights).sum(), weights.sum())
-    if self.num_classes <= 5:
-      return sums
-    own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    hit = (rank(own, logits, jnp.arange(logits.shape[1]) != labels[:, None]) <= 5) * weights
-    return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
+
+@runtime_checkable
+class Classes(Protocol):
+  """Interface of tasks that predict the class of an example."""
+
+  @property
+  def source(self) -> Source:
+    """The examples."""
+    ...
+
+  @property
+  def num_classes(self) -> int:
+    """Number of classes."""
+    ...
+
+  @property
+  def label_smoothing(self) -> Tunable:
+    """Label smoothing as in `cross_entropy`, in training only."""
+    ...
+
+  @property
+  def loss(self) -> ClassLoss | None:
+    """The loss of the scores; None: cross-entropy."""
+    ...
+
+
+def check_classes(task: Classes, model: Any) -> None:
+  """Raises UserError if the head has another number of classes, or label smoothing would be ignored."""
+  kind = type(task).__name__
+  if model.spec.num_classes != task.num_classes:
+    raise UserError(
+      f'the model has {model.spec.num_classes} classes, but {kind} has {task.num_classes}: set '
+      f'Classifier.num_classes to {kind}.num_classes'
+    )
+  if task.loss is not None and task.label_smoothing != 0.0:
+    raise UserError(
+      f'{kind}.label_smoothing is of the cross-entropy, which {kind}.loss replaces: leave one of them out'
+    )
+
+
+def class_sums(
+  task: Classes, logits: jax.Array, labels: jax.Array, weights: jax.Array, train: bool
+) -> Sums:
+  """Returns loss, accuracy and, with more than five classes, top-5 accuracy as sums with the sums of the weights.
+
+  Args:
+    task: the task.
+    logits: logits [batch, classes].
+    labels: labels [batch].
+    weights: weights [batch].
+    train: whether labels are smoothed.
+  """
+  sums = classification_sums(logits, labels, weights, task.label_smoothing if train else 0.0)
+  if task.loss is not None:
+    losses = task.loss(logits.astype(jnp.float32), labels)
+    sums['loss'] = ((losses * weights).sum(), weights.sum())
+  if task.num_classes <= 5:
+    return sums
+  own = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+  hit = (rank(own, logits, jnp.arange(logits.shape[1]) != labels[:, None]) <= 5) * weights
+  return sums | {'top5_accuracy': (hit.sum(), weights.sum())}

@@ -17,6 +17,8 @@ BASES = {
   'TextsTask': 'derive from LabelledTask, with num_texts and plans',
   'FieldsTask': "derive from LabelledTask, with the settings 'fields: Annotated[Sequence[Text], NonEmpty] = ('text',)' "
   "and 'further_orders: Sequence[Sequence[Text]] = ()'",
+  'TokenTask': "derive from TextTask, with the setting 'z_loss: TunableNonNegative = 0.0', an argument of "
+  'model.cross_entropy',
   'SourceTargetTask': 'derive from TextTask; Translation in t2x/tasks/translation.py is an example',
   'TargetText': "derive from TextTask, with the settings 'target_length: Size', 'label_smoothing: TunableRate = 0.1' "
   "and 'strategy: Strategy = Beam(width=4)'",

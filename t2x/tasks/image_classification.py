@@ -24,7 +24,7 @@ from t2x.data.sources.rewriting import resized_as
 from t2x.data.sources.subset import spread
 from t2x.layers import named_key
 from t2x.models import FlexibleModel, Inputs
-from t2x.tasks.classification import Classification
+from t2x.tasks.classification import Classification, class_sums
 from t2x.tasks.image_mixing import Mixing
 from t2x.tasks.output import TaskOutput
 
@@ -187,7 +187,7 @@ class ImageClassification(Classification):
     of_labels, of_teacher = self.heads(logits, out, key)
     rows = self.teacher_weights(batch)
     own, others = (
-      self.class_sums(of_labels, labels, rows * weights, train=True)
+      class_sums(self, of_labels, labels, rows * weights, train=True)
       for labels, weights in self._labels(batch)
     )
     total = self.weighted_targets(batch).sum()

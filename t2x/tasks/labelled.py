@@ -23,6 +23,7 @@ from t2x.layers import named_key
 from t2x.layers.keys import repeated_keys
 from t2x.models import Output
 from t2x.parallel.placed import runs_model
+from t2x.tasks.base import example_weights
 from t2x.tasks.former import BASES
 from t2x.tasks.marks import MarkRule
 from t2x.tasks.prediction import on_devices
@@ -125,8 +126,7 @@ class LabelledTask(TextTask):
         f'{self.num_classes}: bind @{self.head} as the head, with num_classes = {self.num_classes}'
       )
 
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
+  target_weights = example_weights
 
   def weights(self, batch):
     """Returns the weights of the loss terms; auxiliary objectives count texts."""

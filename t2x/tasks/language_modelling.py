@@ -86,10 +86,6 @@ class MultiTokenPrediction(Auxiliary):
       )
     check_columns('MultiTokenPrediction', task, 'tokens', 'segments')
 
-  def term_weight(self, batch, weights):
-    """Returns the number of targets of the task."""
-    return weights.sum()
-
   def __call__(self, model, out, batch, weights, key):
     """Returns the loss term, and the loss and the accuracy of each module."""
     tokens, segments = batch['tokens'], batch['segments']

@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,11 @@ from t2x.data.sources.base import NoSource
 from t2x.tasks.base import Task
 
 __all__ = ['Mixture']
+
+
+def _of_first(name: str) -> Any:
+  """Returns the property of a mixture that is an attribute of its first task."""
+  return property(operator.attrgetter(f'first.{name}'))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +51,13 @@ class Mixture(Task):
   loss_weights: Mapping[Text, Positive] = dataclasses.field(default_factory=dict)
 
   # The facts about a task, which are those of the tasks in the mixture.
-  facts: ClassVar[tuple[str, ...]] = (
-    *('inputs', 'outputs', 'head', 'unit', 'tokenizes', 'answers_prompts', 'prompts'),
-    *('shares_preparation', 'best_metric', 'best_mode', 'whole_batch', 'predicts_next'),
+  inputs, outputs, head, unit = map(_of_first, ('inputs', 'outputs', 'head', 'unit'))
+  tokenizes, predicts_next, whole_batch = map(
+    _of_first, ('tokenizes', 'predicts_next', 'whole_batch')
   )
+  answers_prompts, prompts = map(_of_first, ('answers_prompts', 'prompts'))
+  best_metric, best_mode = map(_of_first, ('best_metric', 'best_mode'))
+  shares_preparation = _of_first('shares_preparation')
 
   def __post_init__(self):
     own = {'source': NoSource(), 'train_split': 'train', 'eval_split': 'validation'}
@@ -64,8 +73,6 @@ class Mixture(Task):
       if '/' in name:
         raise UserError(f"Mixture.tasks: the name '{name}' must not contain '/'")
       self._check_equal(name, task)
-    for name in self.facts:
-      object.__setattr__(self, name, getattr(self.first, name))
 
   def _check_equal(self, name: str, task: Task) -> None:
     """Raises UserError if the loss or the shapes of a task are not those of the first task."""

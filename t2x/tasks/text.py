@@ -13,7 +13,7 @@ from flax import nnx
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
 from t2x.base.names import missing
-from t2x.base.ranges import Text, TunableNonNegative
+from t2x.base.ranges import Text
 from t2x.data import (
   Chain,
   DocumentPlan,
@@ -277,48 +277,6 @@ class TextTask(Task):
     if self.has_perplexity:
       metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
     return metrics if self.max_dropped is None else metrics | dropped_pairs(info)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenTask(TextTask):
-  """A task that predicts tokens of the vocabulary.
-
-  Attributes:
-    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only (PaLM,
-      https://arxiv.org/abs/2204.02311, uses 1e-4).
-  """
-
-  z_loss: TunableNonNegative = 0.0
-
-  def token_sums(
-    self,
-    model: TextModel,
-    x: jax.Array,
-    labels: jax.Array,
-    batch: Mapping[str, jax.Array],
-    key: jax.Array | None,
-    smoothing: Tunable = 0.0,
-    length_axis: str | None = 'length',
-  ) -> Sums:
-    """Returns the metrics loss and accuracy as (sum, weight).
-
-    Args:
-      model: computes the logits.
-      x: hidden vectors [batch, length, d_model].
-      labels: the tokens to predict, [batch, length].
-      batch: the batch, for `weighted_targets`.
-      key: None in evaluation, without label smoothing and z-loss.
-      smoothing: label smoothing in training.
-      length_axis: the logical axis of the second dimension.
-    """
-    return model.cross_entropy(
-      x,
-      labels,
-      self.weighted_targets(batch),
-      smoothing=0.0 if key is None else smoothing,
-      z_loss=0.0 if key is None else self.z_loss,
-      axes=('batch', length_axis),
-    )
 
 
 def in_training(key: jax.Array | None, value: Tunable) -> Tunable:

@@ -9,16 +9,15 @@ import pytest
 
 import t2x.tasks
 from t2x.base.errors import UserError
+from t2x.base.names import packages
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.former import BASES, HOOKS
 
 T2X = Path(t2x.tasks.__file__).parents[1]
 # Functions that equal another one. Lower it when there are fewer.
-NUM_EQUAL = 15
+NUM_EQUAL = 8
 # Classes between `Task` and a task, that of the task included.
 MAX_DEPTH = 3
-# Tasks with more classes. Remove names when there are fewer.
-DEEP = {'PixelClassification', 'PixelLM', 'SampledPixels', 'TextToImage'}
 
 
 def functions():
@@ -28,7 +27,12 @@ def functions():
   ):
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, ast.FunctionDef):
-        body = node.body[1:] if ast.get_docstring(node) else node.body
+        # Without its docstring, and the '...' of a protocol.
+        body = [
+          s
+          for s in node.body
+          if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        ]
         if body:
           tree = ast.Module([ast.FunctionDef('', node.args, body, [])], [])
           yield f'{path.relative_to(T2X)}:{node.name}', ast.dump(tree)
@@ -44,6 +48,8 @@ def test_few_functions_of_tasks_equal_another_one():
 
 def tasks():
   """Returns all classes of tasks that are part of t2x."""
+  for package in packages():
+    importlib.import_module(package)
   classes, found = [Task], []
   while classes:
     new = [c for c in classes.pop().__subclasses__() if c.__module__.startswith('t2x.')]
@@ -53,7 +59,8 @@ def tasks():
 
 def test_no_task_is_more_than_three_classes_deep():
   depths = {cls.__name__: sum(issubclass(c, Task) for c in cls.__mro__) - 1 for cls in tasks()}
-  assert {name for name, depth in depths.items() if depth > MAX_DEPTH} <= DEEP
+  assert len(depths) > 30
+  assert not {name for name, depth in depths.items() if depth > MAX_DEPTH}
 
 
 @pytest.mark.parametrize('name', BASES)

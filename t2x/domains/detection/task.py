@@ -12,14 +12,13 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Fraction, NonNegative, Positive, Size
 from t2x.data import Crop
 from t2x.data.images import fix_statistics
-from t2x.data.sources.base import class_names
 from t2x.domains.detection.boxes import least_cost, overlaps
 from t2x.domains.detection.transforms import PrepareBoxes
 from t2x.layers.constraints import constrain
 from t2x.models import Inputs
 from t2x.models.losses import cross_entropy
 from t2x.models.ranks import choice
-from t2x.tasks.base import Task
+from t2x.tasks.base import SOURCE_CLASSES, Task
 from t2x.tasks.output import TaskOutput
 
 __all__ = ['Detection']
@@ -70,10 +69,7 @@ class Detection(Task):
   def __post_init__(self):
     fix_statistics(self, 'image_shape')
 
-  @property
-  def class_names(self):
-    """The names of the source's classes."""
-    return class_names(self.source)
+  class_names = SOURCE_CLASSES
 
   def transform(self, *, train):
     """Returns the transform that prepares images and boxes; in training it crops and mirrors them."""

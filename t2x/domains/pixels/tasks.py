@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import NonNegative, Size
+from t2x.base.ranges import NonNegative, Size, TunableNonNegative, TunableRate
 from t2x.data import CentralCrop, Crop, CropAndResize
 from t2x.data.batches import Chain
 from t2x.data.images import UNLABELLED
@@ -19,8 +19,11 @@ from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import Tokens, named_key
 from t2x.layers.keys import row_keys
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput
-from t2x.tasks.classification import Classification
-from t2x.tasks.text import TextTask, TokenTask, check_causal, check_shapes
+from t2x.tasks.base import Task
+from t2x.tasks.classification import Classification, check_classes, class_sums
+from t2x.tasks.distillation import TeacherLoss
+from t2x.tasks.losses import ClassLoss
+from t2x.tasks.text import TextTask, check_causal, check_shapes, in_training
 
 __all__ = ['NextPixels', 'PixelClassification', 'PixelLM']
 
@@ -50,7 +53,7 @@ class PreparePixels:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PixelTask(TextTask):
   """A task over images whose pixels are tokens; `tokenizer` is a `Palette`. The model reads the start token and all
-  pixels but the last, row by row.
+  pixels but the last, row by row. By default its targets are the pixels.
 
   Attributes:
     image_shape: height, width and channels of the images that the model reads.
@@ -61,6 +64,7 @@ class PixelTask(TextTask):
   crop: Crop = CentralCrop(fraction=1.0)
 
   shares_preparation: ClassVar[bool] = False
+  has_perplexity: ClassVar[bool] = False
 
   @property
   def plan(self):
@@ -130,20 +134,6 @@ class PixelTask(TextTask):
     inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=start)
     return model.hidden(inputs, tokens=Tokens.row(tokens.shape[1]), key=key)
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SampledPixels(PixelTask, TokenTask):
-  """A task whose model predicts pixels, and samples images.
-
-  Attributes:
-    strategy: decoding strategy of sampled pixels.
-  """
-
-  strategy: Strategy = Sampling()
-
-  predicts_next: ClassVar[bool] = True
-  data_fields: ClassVar[frozenset[str]] = TextTask.data_fields | {'strategy'}
-
   def count(self, batch):
     return np.count_nonzero(batch['weight']) * batch['tokens'].shape[1]
 
@@ -152,9 +142,8 @@ class SampledPixels(PixelTask, TokenTask):
     return jnp.broadcast_to(batch['weight'][:, None], (len(batch['weight']), self.num_pixels))
 
   def summarise(self, means, info=None):
-    """Returns the metrics with bits per pixel in place of perplexity."""
+    """Returns the metrics with bits per pixel."""
     metrics = super().summarise(means, info)
-    del metrics['perplexity']
     return metrics | {'bits_per_pixel': metrics['loss'] / math.log(2)}
 
   def sampled(
@@ -209,29 +198,66 @@ class SampledPixels(PixelTask, TokenTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PixelLM(SampledPixels):
+class PixelLM(PixelTask):
   """Predicts each pixel of an image from the pixels before it.
 
   Metrics: `loss` in nats per pixel, `bits_per_pixel`, accuracy.
+
+  Attributes:
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each pixel in training only.
+    strategy: decoding strategy of sampled pixels.
   """
+
+  z_loss: TunableNonNegative = 0.0
+  strategy: Strategy = Sampling()
+
+  predicts_next: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = PixelTask.data_fields | {'strategy'}
 
   def sums(self, model, batch, key):
     """Returns loss and accuracy over all pixels."""
     out = self.hidden(model, batch, key)
-    sums = self.token_sums(model, out.x, batch['tokens'], batch, key)
+    z_loss = in_training(key, self.z_loss)
+    sums = model.cross_entropy(out.x, batch['tokens'], self.weighted_targets(batch), z_loss=z_loss)
     return self.with_auxiliaries(sums, model, out, batch, key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PixelClassification(Classification, PixelTask):
+class PixelClassification(PixelTask):
   """Predicts the class of an image from the mean of the hidden vectors of its pixels, which a `SequenceClassifier` with
   `mean_tokens` computes. With `auxiliaries = {'pixels': @NextPixels()}` the model also predicts each pixel, as
-  ImageGPT's fine-tuning does."""
+  ImageGPT's fine-tuning does.
 
+  Attributes:
+    num_classes: number of classes.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    loss: loss of the scores that the model computes. None: cross-entropy.
+    distillation: the teacher's term, `Distillation` or `HardDistillation`; None without a teacher.
+  """
+
+  num_classes: Size
+  label_smoothing: TunableRate = 0.0
+  loss: ClassLoss | None = None
+  distillation: TeacherLoss | None = None
+
+  outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
+  unit: ClassVar[str] = 'examples'
+  learns_from_teacher: ClassVar[bool] = True
+  example_metrics: ClassVar[frozenset[str]] = frozenset({'loss', 'accuracy', 'top5_accuracy'})
 
-  def spec(self, batch_size):
-    return PixelTask.spec(self, batch_size)
+  # The classes and weights of images, as in `ImageClassification`; no metrics of pixels.
+  class_names = Classification.class_names
+  check_rows = Classification.check_rows
+  target_weights = Classification.target_weights
+  token_weights = Task.token_weights
+  count = Task.count
+  summarise = Task.summarise
+
+  def check_model(self, model):
+    """Also raises UserError if the head has another number of classes."""
+    PixelTask.check_model(self, model)
+    check_classes(self, model)
 
   def predictions(self, model, batch, key):
     out = self.hidden(model, batch, key)
@@ -240,16 +266,11 @@ class PixelClassification(Classification, PixelTask):
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy, and the auxiliary objectives."""
     logits, out = self.predictions(model, batch, key)
-    weights = self.weighted_targets(batch)
-    sums = self.class_sums(logits, batch['label'], weights, train=key is not None)
+    sums = class_sums(
+      self, logits, batch['label'], self.weighted_targets(batch), train=key is not None
+    )
     output = self.with_auxiliaries(sums, model, out, batch, key)
     return self.distilled(output, logits, out.x, teacher, batch)
-
-  def summarise(self, means, info=None):
-    """Returns the metrics without perplexity, which is meaningless for classes."""
-    metrics = super().summarise(means, info)
-    del metrics['perplexity']
-    return metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,10 +293,6 @@ class NextPixels(Auxiliary):
       raise UserError(
         'NextPixels needs logits of pixels: bind a SequenceClassifier with a language_head'
       )
-
-  def term_weight(self, batch, weights):
-    """Returns the number of images."""
-    return weights.sum()
 
   def __call__(self, model, out, batch, weights, key):
     """Returns the loss term, and `loss` and `accuracy` over pixels."""

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Rate, Size
+from t2x.base.ranges import Rate, Size, TunableNonNegative
 from t2x.data.batches import Chain
 from t2x.data.tokenizers.palette import PaletteTokenizer
-from t2x.decode import Strategy
-from t2x.domains.pixels.tasks import SampledPixels
+from t2x.decode import Sampling, Strategy
+from t2x.domains.pixels.tasks import PixelTask
 from t2x.layers.constraints import constrain
 from t2x.models.losses import Sums
+from t2x.tasks.text import in_training
 
 __all__ = ['TextToImage']
 
@@ -52,7 +53,7 @@ class PrepareTextAndPixels:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextToImage(SampledPixels):
+class TextToImage(PixelTask):
   """Predicts the tokens of a text and then the pixels of its image; the row is causal. `tokenizer` is a `Palette` with
   `text`, and examples have an `image` and a `text`.
 
@@ -63,10 +64,17 @@ class TextToImage(SampledPixels):
   Attributes:
     text_length: tokens of a text, including its end.
     text_weight: weight of the loss of texts.
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only.
+    strategy: decoding strategy of sampled pixels.
   """
 
   text_length: Size
   text_weight: Rate = 0.125
+  z_loss: TunableNonNegative = 0.0
+  strategy: Strategy = Sampling()
+
+  predicts_next: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = PixelTask.data_fields | {'strategy'}
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
 
@@ -113,7 +121,7 @@ class TextToImage(SampledPixels):
     def of(part: slice, weights: jax.Array) -> Sums:
       # Parts of a row have other lengths than the mesh splits.
       x = constrain(out.x[:, part], 'batch', None, 'embed')
-      z_loss = 0.0 if key is None else self.z_loss
+      z_loss = in_training(key, self.z_loss)
       return model.cross_entropy(x, tokens[:, part], weights, z_loss=z_loss, axes=('batch', None))
 
     pixels = of(slice(length, None), self.weighted_targets(batch))

@@ -18,7 +18,7 @@ from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
-from t2x.tasks.base import Task
+from t2x.tasks.base import Task, example_weights
 from t2x.tasks.captions import ImageModality
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.text import TextTask
@@ -138,8 +138,7 @@ class PictureQuestions(TextTask):
         'AnswerClassifier.num_classes to their number'
       )
 
-  def target_weights(self, batch):
-    return batch['weight']
+  target_weights = example_weights
 
   def predictions(
     self, model: Any, batch: Mapping[str, Array], key: Array | None

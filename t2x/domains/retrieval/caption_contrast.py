@@ -3,7 +3,6 @@ https://arxiv.org/abs/2303.15343), and classification by descriptions of the cla
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -17,6 +16,7 @@ from t2x.data.plans import padded
 from t2x.data.sources.base import class_names
 from t2x.domains.retrieval.contrastive import PairTask
 from t2x.layers import Tokens
+from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
 from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
@@ -90,8 +90,12 @@ class CaptionContrast(PairTask):
   text_fields: ClassVar[tuple[str, ...]] = ('target',)
   answers_prompts: ClassVar[bool] = True
 
+  @property
+  def inputs(self) -> Inputs:  # type: ignore[override]
+    """The source, of the kind of the modality, and the text."""
+    return {'a': self.modality.kind, 'b': 'ids'}
+
   def __post_init__(self):
-    object.__setattr__(self, 'inputs', {'a': self.modality.kind, 'b': 'ids'})
     if not self.templates or not all(template.count('{}') == 1 for template in self.templates):
       raise UserError(
         f'CaptionContrast.templates = {tuple(self.templates)}: each must have one {{}}, for the name of the class'
@@ -180,11 +184,11 @@ class CaptionContrast(PairTask):
   def check_prompt(self, prompt):
     """Raises UserError if there are no classes, or a prompt is no file of a source."""
     self.named_classes()
-    self._read(prompt)
+    self.modality.opened(prompt)
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Returns the `num_return` closest classes of each source; prompts are paths of files."""
-    logits = self.class_logits(model, [self._read(prompt) for prompt in prompts])
+    logits = self.class_logits(model, [self.modality.opened(prompt) for prompt in prompts])
     log_probs, names = np.asarray(self.loss.log_probs(jnp.asarray(logits))), self.named_classes()
 
     def answer(row: int, label: int) -> dict[str, Any]:
@@ -194,12 +198,6 @@ class CaptionContrast(PairTask):
 
     order = np.argsort(-log_probs, axis=1, kind='stable')[:, :num_return]
     return [[answer(row, label) for label in labels] for row, labels in enumerate(order)]
-
-  def _read(self, path: str) -> Any:
-    try:
-      return self.modality.read(Path(path))
-    except OSError as error:
-      raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from t2x.domains.retrieval.pair_losses import PairLoss, PairRows, Scores, Softma
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.models.ranks import ROUNDING, rank
-from t2x.tasks.base import Task
+from t2x.tasks.base import Task, example_weights
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.output import TaskOutput
 from t2x.tasks.text import TextTask
@@ -74,8 +74,7 @@ class PairTask(TextTask):
     """Returns two hashes of the text of each row, uint32 [batch, 2], where equal texts are no negatives; else None."""
     return None
 
-  def target_weights(self, batch):
-    return batch['weight'].astype(jnp.float32)
+  target_weights = example_weights
 
   def vectors(self, model, batch, key=None):
     """Returns the outputs of both sides, with vectors of unit length [batch, dim]."""

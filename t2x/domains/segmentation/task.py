@@ -13,14 +13,13 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size
 from t2x.data import Crop
 from t2x.data.images import fix_statistics
-from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
 from t2x.domains.segmentation.transforms import PrepareMask
 from t2x.layers.vision.grids import resized
 from t2x.models import Inputs
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
-from t2x.tasks.base import Task
+from t2x.tasks.base import SOURCE_CLASSES, Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
 from t2x.tasks.output import TaskOutput
 
@@ -64,10 +63,7 @@ class SemanticSegmentation(Task):
       )
     fix_statistics(self, 'image_shape')
 
-  @property
-  def class_names(self):
-    """The names of the source's classes."""
-    return class_names(self.source)
+  class_names = SOURCE_CLASSES
 
   def transform(self, *, train):
     """Returns the transform that crops, resizes and normalises images and, in training, mirrors them."""

@@ -3,7 +3,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -66,18 +65,12 @@ class SpeechModality(Modality):
     return {'source': jax.ShapeDtypeStruct(shape, jnp.float32)}
 
   def prepare(self, source, random):
-    samples = np.asarray(self._file(source) if isinstance(source, str) else source)
+    samples = np.asarray(self.opened(source) if isinstance(source, str) else source)
     if np.issubdtype(samples.dtype, np.integer):  # 16 bits per sample, as in TFDS.
       samples = samples.astype(np.float32) / np.float32(32768)
     if samples.ndim == 1 and self.rate is not None:
       samples = resampled(samples, self.rate, self.features.rate)
     return {'source': self.features(samples)}
-
-  def _file(self, path: str) -> np.ndarray:
-    try:
-      return self.read(Path(path))
-    except OSError as error:
-      raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
   def tokens(self, batch):
     """None: silence is part of the input, as in Whisper."""
