@@ -104,7 +104,24 @@ class OwnKeyValues:
     return call.tokens
 
 
-class LatentKeyValues(nnx.Module):
+class ProjectedKeyValues(nnx.Module):
+  """Base class of `KeyValues` with parameters, which stores one key and one value for each token of the call."""
+
+  implements = (KeyValues,)
+  cacheable = True
+  rotated_dim: int | None = None
+  shapes: tuple[tuple[int, int], tuple[int, int]]
+
+  def expand(self, stored: Stored) -> Stored:
+    """Returns the stored arrays."""
+    return stored
+
+  def tokens(self, call: Call) -> Tokens:
+    """Returns the tokens of the call."""
+    return call.tokens
+
+
+class LatentKeyValues(ProjectedKeyValues):
   """Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1): keys and values are
   projections of one latent vector per token, and a cache holds this vector and one rotated key for all heads.
 
@@ -120,10 +137,7 @@ class LatentKeyValues(nnx.Module):
     norm: builds the norm of the latent vector.
   """
 
-  implements = (KeyValues,)
-  cacheable = True
   rotated_dim: int
-  shapes: tuple[tuple[int, int], tuple[int, int]]
 
   def __init__(
     self,
@@ -167,9 +181,6 @@ class LatentKeyValues(nnx.Module):
     shared = jnp.broadcast_to(rotated, (*k.shape[:3], self.rotated_dim))
     return jnp.concatenate([shared, k], axis=-1), self.v(latent[:, :, 0])
 
-  def tokens(self, call: Call) -> Tokens:
-    return call.tokens
-
 
 class LowRankQueries(nnx.Module):
   """Queries norm(x W_a) W_b with a narrow projection W_a
@@ -204,7 +215,7 @@ class LowRankQueries(nnx.Module):
     return self.up(self.norm(self.down(x)))
 
 
-class SharedValues(nnx.Module):
+class SharedValues(ProjectedKeyValues):
   """Keys with fewer value heads: key heads h, h + n, h + 2 n, ... share value head h of n, as in differential attention
   (https://arxiv.org/abs/2410.05258), whose values are twice as wide as its keys.
 
@@ -214,11 +225,6 @@ class SharedValues(nnx.Module):
     kernel_init: initialiser of the projections.
     sharing: number of key heads that share a value head.
   """
-
-  implements = (KeyValues,)
-  cacheable = True
-  rotated_dim: int | None = None
-  shapes: tuple[tuple[int, int], tuple[int, int]]
 
   def __init__(
     self,
@@ -249,9 +255,6 @@ class SharedValues(nnx.Module):
   def expand(self, stored: Stored) -> Stored:
     """Returns the keys, and a copy of the values for each group of key heads."""
     return stored[0], jnp.tile(stored[1], (1, 1, self.sharing, 1))
-
-  def tokens(self, call: Call) -> Tokens:
-    return call.tokens
 
 
 def with_addresses(x: Array, call: Call) -> Array:

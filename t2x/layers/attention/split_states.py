@@ -10,11 +10,16 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.head_outputs import HeadOutputs
-from t2x.layers.attention.key_values import Hidden, KeyValues, Queries, Stored, rotated_keys
+from t2x.layers.attention.key_values import (
+  Hidden,
+  ProjectedKeyValues,
+  Queries,
+  Stored,
+  rotated_keys,
+)
 from t2x.layers.attention.projections import Heads, head_projection
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer
-from t2x.layers.tokens import Tokens
 
 __all__ = ['PredictionHeads', 'SplitKeyValues', 'SplitQueries']
 
@@ -47,7 +52,7 @@ class SplitQueries(nnx.Module):
     return self.projection(x[..., : self.size])
 
 
-class SplitKeyValues(nnx.Module):
+class SplitKeyValues(ProjectedKeyValues):
   """Keys that are projections of the first of equal parts of a token, and values that are the second part itself.
 
   With `AdditiveScores`, `SplitQueries` and `PredictionHeads`, 1 part is the attention over the states of a language
@@ -60,11 +65,6 @@ class SplitKeyValues(nnx.Module):
     kernel_init: initialiser of the projection of keys.
     num_parts: number of parts.
   """
-
-  implements = (KeyValues,)
-  cacheable = True
-  rotated_dim: int | None = None
-  shapes: tuple[tuple[int, int], tuple[int, int]]
 
   def __init__(
     self,
@@ -91,13 +91,6 @@ class SplitKeyValues(nnx.Module):
     v = x[..., self.first : self.first + self.size]
     keys = rotated_keys(self.k(x[..., : self.size]), call)
     return keys, v.reshape(*x.shape[:2], *self.shapes[1])
-
-  def expand(self, stored: Stored) -> Stored:
-    """Returns the stored arrays."""
-    return stored
-
-  def tokens(self, call: Call) -> Tokens:
-    return call.tokens
 
 
 class PredictionHeads(nnx.Module):

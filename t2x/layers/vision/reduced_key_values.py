@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.layers.attention.key_values import KeyValues, Stored
+from t2x.layers.attention.key_values import ProjectedKeyValues, Stored
 from t2x.layers.attention.projections import Heads, head_projection
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import LayerNorm
@@ -21,7 +21,7 @@ from t2x.layers.vision.grids import check_full, filled_grid
 __all__ = ['ReducedKeyValues']
 
 
-class ReducedKeyValues(nnx.Module):
+class ReducedKeyValues(ProjectedKeyValues):
   """Keys and values of squares of `ratio` x `ratio` tokens, whose vectors a convolution and a norm compute.
 
   Rows and columns that fill no square are left out, as in the authors' code.
@@ -38,10 +38,7 @@ class ReducedKeyValues(nnx.Module):
       or there is a position encoding.
   """
 
-  implements = (KeyValues,)
   cacheable = False
-  rotated_dim: int | None = None
-  shapes: tuple[tuple[int, int], tuple[int, int]]
 
   def __init__(
     self,
@@ -78,10 +75,6 @@ class ReducedKeyValues(nnx.Module):
     self.tokens(call)
     squares = self.reduction(x, call).x
     return self.k(squares), self.v(squares)
-
-  def expand(self, stored: Stored) -> Stored:
-    """Returns the stored arrays."""
-    return stored
 
   def tokens(self, call: Call) -> Tokens:
     """Returns the metadata of the squares."""
