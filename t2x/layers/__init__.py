@@ -62,6 +62,7 @@ from t2x.layers.mixers.initial_states import *
 from t2x.layers.mixers.linear_attention import *
 from t2x.layers.mixers.linformer import *
 from t2x.layers.mixers.lsh_attention import *
+from t2x.layers.mixers.mamba2 import *
 from t2x.layers.mixers.memory_compressed import *
 from t2x.layers.mixers.nystrom import *
 from t2x.layers.mixers.prob_sparse import *

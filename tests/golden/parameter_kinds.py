@@ -118,7 +118,7 @@ PARTS = [
   ),
   *_width(layers.Linformer, num_heads=H, max_length=N, projected_length=5),
   *_width(layers.GlobalLocalAttention, layers.FlowAttention, layers.GatedDeltaNet, num_heads=H),
-  *_width(layers.FastWeights, num_heads=H),
+  *_width(layers.FastWeights, layers.Mamba2, num_heads=H),
   *_width(layers.NystromAttention, num_heads=H, num_landmarks=4, conv_size=3),
   *_width(layers.ProbSparseAttention, num_heads=H),
   *_width(layers.MemoryCompressedAttention, num_heads=H),

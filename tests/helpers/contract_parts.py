@@ -58,6 +58,7 @@ from t2x.layers import (
   LocalBias,
   LowRankQueries,
   LSHAttention,
+  Mamba2,
   MaxoutOutput,
   MeanVectors,
   MemoryCompressedAttention,
@@ -225,6 +226,7 @@ PARTS = {
   },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},
+  'Mamba-2': {'build': part(Mamba2, num_heads=4, head_dim=6, state_dim=5, num_groups=2, chunk=5)},
   # Of four features DPFP has sums so small that bfloat16 changes their shares.
   'fast weights': {'build': part(FastWeights, num_heads=4, chunk=5, features=EluPlusOne)},
   'AFT-simple': {'build': part(AttentionFree, bias=NoBias, num_heads=4)},

@@ -104,6 +104,7 @@ _IN_ROW_ORDER = (
   'linear attention with redrawn features',
   'flow attention',
   'gated DeltaNet',
+  'Mamba-2',
   'fast weights',
   'AFT-simple',
   'AFT-local',

@@ -24,7 +24,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
-from t2x.layers.patterns.algebra import Pattern, mark_names
+from t2x.layers.patterns.algebra import Causal, Pattern, mark_names
 from t2x.layers.patterns.ordered import check_row_order
 from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
@@ -255,6 +255,22 @@ def is_visible(
   if tokens.segments is not None:
     visible &= (keys.segments != 0) & (keys.segments == tokens.segments)
   return visible[..., None]
+
+
+def causal_taps(
+  x: Float[Array, 'batch length *features'],
+  taps: Float[Array, 'taps *features'],
+  tokens: Tokens,
+) -> Float[Array, 'batch length *features']:
+  """Applies a filter of each feature to a token and the tokens before it, the last tap to the token itself."""
+  y = jnp.zeros_like(x)
+  for tap in range(len(taps)):
+    offset = tap - len(taps) + 1
+    visible = is_visible(offset, x.shape[1], tokens, Causal())
+    visible = visible.reshape(*visible.shape[:2], *[1] * (x.ndim - 2))
+    kernel = broadcast(taps[tap][None, None], x.shape, x.dtype)
+    y += jnp.where(visible, jnp.roll(x, -offset, axis=1), 0) * kernel
+  return y
 
 
 def take_tokens(a: Array, order: Int[Array, 'batch taken']) -> Array:

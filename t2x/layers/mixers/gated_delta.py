@@ -20,12 +20,11 @@ from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Source
-from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible
+from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, causal_taps
 from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrence, split
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal
-from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens
 
 __all__ = ['GatedDeltaNet']
@@ -37,11 +36,10 @@ EPSILON = 1e-6
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DeltaCache(RecurrentState):
-  """Cache of `GatedDeltaNet`.
+  """Cache of `GatedDeltaNet` and `Mamba2`.
 
   Attributes:
-    recent: queries, keys and values of the last tokens before the convolution, [batch, taps - 1, 3, heads,
-      head_dim].
+    recent: queries, keys and values of the last tokens before the convolution, [batch, taps - 1, ...].
     state: the state after the last token.
   """
 
@@ -104,10 +102,10 @@ class GatedDeltaNet(HeadProjections):
     self.beta = linear(heads[:1], ('embed', 'heads'))
     self.alpha = linear(heads[:1], ('embed', 'heads'))
     vector = functools.partial(param, rngs=rngs, kind='vector', keep_float32=True)
-    self.decay = vector(_decay_rates, heads[:1], ('heads',))
-    self.step = vector(_step_sizes, heads[:1], ('heads',))
+    self.decay = vector(decay_rates, heads[:1], ('heads',))
+    self.step = vector(step_sizes, heads[:1], ('heads',))
     axes = 'taps', 'projections', 'heads', 'head_dim'
-    self.taps = param(_uniform_taps, (kernel_size, 3, *heads), axes, rngs, kind='filter')
+    self.taps = param(uniform_taps, (kernel_size, 3, *heads), axes, rngs, kind='filter')
     self.norm = norm_over('head_dim', RMSNorm, self.head_dim, rngs)
 
   def init_cache(
@@ -148,13 +146,7 @@ class GatedDeltaNet(HeadProjections):
   def _convolve(
     self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens, order: Any = None
   ) -> Float[Array, 'batch length 3 heads head_dim']:
-    y = jnp.zeros_like(x)
-    for tap in range(self.kernel_size):
-      offset = tap - self.kernel_size + 1
-      visible = is_visible(offset, x.shape[1], tokens, Causal())[..., None, None]
-      kernel = broadcast(self.taps[tap][None, None], x.shape, x.dtype)
-      y += jnp.where(visible, jnp.roll(x, -offset, axis=1), 0) * kernel
-    return y
+    return causal_taps(x, self.taps[...], tokens)
 
 
 def gated_delta_rule(
@@ -242,18 +234,18 @@ def normalized(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_di
   return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + EPSILON)
 
 
-def _decay_rates(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def decay_rates(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Logarithms of numbers between 1 and 16, as in Mamba-2 (https://arxiv.org/abs/2405.21060)."""
   return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
 
 
-def _step_sizes(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def step_sizes(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Biases whose softplus is log-uniform between 0.001 and 0.1, as in Mamba-2."""
   steps = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(0.001), math.log(0.1)))
   return steps + jnp.log(-jnp.expm1(-steps))
 
 
-def _uniform_taps(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
+def uniform_taps(key: Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> Array:
   """Uniform between -1 / sqrt(taps) and 1 / sqrt(taps), PyTorch's default of a depthwise convolution."""
   limit = shape[0] ** -0.5
   return jax.random.uniform(key, shape, dtype, -limit, limit)

@@ -25,6 +25,7 @@ from t2x.layers import (
   GlobalLocalAttention,
   LinearAttention,
   LocalBias,
+  Mamba2,
   NoBias,
   Prefix,
   RowLayout,
@@ -53,6 +54,7 @@ OTHER_PATTERNS = {
   'linear attention': Causal() | Prefix(),
   'flow attention': Causal() & Window(3),
   'gated DeltaNet': Full(),
+  'Mamba-2': Full(),
   'AFT-simple': Causal() | Prefix(),
   'LSH attention': Causal() & Window(3),
   'Sinkhorn attention': Causal() & Window(3),
@@ -81,7 +83,7 @@ def test_unsupported_patterns_are_refused(name, pattern):
 
 @pytest.mark.parametrize('name', SELF_MIXERS)
 def test_a_source_is_refused(name):
-  pattern = Causal() if name == 'gated DeltaNet' else Full()
+  pattern = Causal() if name in ('gated DeltaNet', 'Mamba-2') else Full()
   with pytest.raises(UserError, match='attends to its own tokens and received a source'):
     applied(build(name), X, pattern=pattern, source=Source(X, Tokens.row(LENGTH)))
 
@@ -132,6 +134,7 @@ LINEAR = {
   'linear attention': (part(LinearAttention, num_heads=3, chunk=16), Causal(), 1024),
   'flow attention': (part(FlowAttention, num_heads=3, chunk=16), Causal(), 1024),
   'gated DeltaNet': (part(GatedDeltaNet, num_heads=3, chunk=16), Causal(), 1024),
+  'Mamba-2': (part(Mamba2, num_heads=3, head_dim=4, state_dim=4, chunk=16), Causal(), 1024),
   'random features': (
     part(LinearAttention, num_heads=3, chunk=16, features=part(FavorPlus, num_features=16)),
     Causal(),
@@ -166,7 +169,7 @@ def test_memory_is_linear_in_the_length(name):
   )
 
 
-RECURRENT = ('linear attention', 'flow attention', 'gated DeltaNet', 'AFT-simple')
+RECURRENT = ('linear attention', 'flow attention', 'gated DeltaNet', 'Mamba-2', 'AFT-simple')
 
 
 @pytest.mark.parametrize('name', RECURRENT)
