@@ -162,6 +162,16 @@ class _Taps(Layout):
     return tensor.transpose(2, 1, 0)
 
 
+class _Depthwise(Layout):
+  """[taps, *features] -> [features, 1, taps]: the kernel of a convolution of each feature over a sequence."""
+
+  def to_tensor(self, parameter):
+    return parameter.reshape(len(parameter), -1).T[:, None]
+
+  def to_parameter(self, tensor, shape):
+    return np.moveaxis(tensor[:, 0], -1, 0).reshape(shape)
+
+
 SAME = Layout()
 VECTOR = _Vector()
 ROW = _Row()
@@ -171,3 +181,4 @@ CONV1D = _Matrix(axis=1, transposed=False)
 GROUPED = _Grouped()
 PATCHES = _Patches()
 TAPS = _Taps()
+DEPTHWISE = _Depthwise()

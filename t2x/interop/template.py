@@ -80,6 +80,8 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'MaskedLMHead.embedding_dim': lambda part: part.transform.kernel.shape[-1],
   'MaskedLMHead.transform_bias': lambda part: part.transform.bias is not None,
   'MaskedLMHead.use_bias': lambda part: part.bias is not None,
+  'Mamba2.use_bias': lambda part: part.out.bias is not None,
+  'Mamba2.conv_bias': lambda part: part.has_conv_bias,
   'MLP.hidden_dim': lambda part: part.up.kernel.shape[-1],
   'MLP.use_bias': lambda part: part.up.bias is not None,
   **{

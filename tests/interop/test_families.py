@@ -265,6 +265,9 @@ REFUSED = [
   ('dinov2', {'drop_path_rate': 0.1}, 'drop_path_rate = 0.1'),
   ('dinov2', {'architectures': ['Dinov2ForImageClassification']}, "'Dinov2ForImageClassification'"),
   ('dinov3_vit', {'patch_size': [16, 8]}, 'patch_size = [16, 8]'),
+  ('mamba2', {'num_heads': 100}, 'num_heads = 100 times head_dim = 64'),
+  ('mamba2', {'n_groups': 3}, 'n_groups = 3'),
+  ('mamba2', {'time_step_limit': [0.0, 1.0]}, 'time_step_limit = [0.0, 1.0]'),
   ('bort', {}, "model_type = 'bort' is not supported; must be one of: albert, "),
 ]
 

@@ -45,6 +45,7 @@ PUBLISHED = {
   'Mistral-7B-v0.1': 7_241_732_096,
   'phi-2': 2_779_683_840,
   'Phi-3-mini-4k-instruct': 3_821_079_552,
+  'Mamba-Codestral-7B-v0.1': 7_285_403_648,
   'ModernBERT-base': 149_655_232,
   'facebook/dinov2-base': 86_580_480 - 768,
   'facebook/dinov2-giant': 1_136_480_768 - 1536,

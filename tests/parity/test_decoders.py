@@ -309,3 +309,28 @@ def test_a_dense_model_equals_that_of_transformers(agree, gradients, name):
   model, mine = agree(name, lambda: build(values), theirs, ours)
   if ',' not in name and name not in NO_GRADIENT:
     gradients(name, model, mine, theirs_loss, ours_loss)
+
+
+MAMBAS = {
+  'Mamba-2': {'n_groups': 2, 'tie_word_embeddings': True},
+  'Mamba-2, biases': {'n_groups': 4, 'use_bias': True, 'use_conv_bias': False, 'conv_kernel': 3},
+}
+
+
+@pytest.mark.parametrize('name', MAMBAS)
+def test_mamba2(agree, gradients, name):
+  """Chunks of four tokens are shorter than the rows."""
+  config = transformers.Mamba2Config(
+    **MAMBAS[name],
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_heads=4,
+    head_dim=8,
+    state_size=6,
+    chunk_size=4,
+    vocab_size=50,
+    pad_token_id=0,
+  )
+  model, mine = agree(name, lambda: transformers.Mamba2ForCausalLM(config), theirs, ours)
+  if name == 'Mamba-2':
+    gradients(name, model, mine, theirs_loss, ours_loss)

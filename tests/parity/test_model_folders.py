@@ -37,6 +37,11 @@ FOLDERS = {
   'olmo2': ({}, CAUSAL),
   'phi': ({}, CAUSAL),
   'phi3': ({}, CAUSAL),
+  'mamba2': (
+    dict.fromkeys(('intermediate_size', 'num_attention_heads', 'num_key_value_heads'))
+    | {'num_heads': 4, 'head_dim': 16, 'n_groups': 2, 'state_size': 6, 'chunk_size': 8},
+    CAUSAL,
+  ),
   'smollm3': ({'no_rope_layers': [1, 0]}, CAUSAL),
   'modernbert': (
     {'local_attention': 8, 'num_hidden_layers': 3, 'num_key_value_heads': None},

@@ -28,6 +28,7 @@ from t2x.interop.families.distilbert import DISTILBERT
 from t2x.interop.families.encoders import ALBERT, BERT, DEBERTA_V2
 from t2x.interop.families.experts import MIXTRAL, QWEN3_MOE
 from t2x.interop.families.fairseq import BART, FSMT, MARIAN
+from t2x.interop.families.mamba2 import MAMBA2
 from t2x.interop.families.modernbert import MODERNBERT
 from t2x.interop.families.pyramids import SWIN
 from t2x.interop.families.roberta import ROBERTA
@@ -60,6 +61,7 @@ ALL: tuple[Family, ...] = (
   LLAMA,
 )
 ALL += (
+  MAMBA2,
   MARIAN,
   MISTRAL,
   MIXTRAL,
