@@ -305,6 +305,42 @@ MUTATIONS = (
     'tests/end_to_end/test_load.py',
   ),
   Mutation(
+    'statistics-gate-level',
+    'return ALPHA * 6 / (math.pi * number) ** 2',
+    'return ALPHA / number',
+    'tests/statistics/test_gate.py',
+  ),
+  Mutation(
+    'statistics-gate-fresh-seeds',
+    'return is_side[table.variants] & is_seed[table.seeds]',
+    'return is_side[table.variants]',
+    'tests/statistics/test_gate.py',
+  ),
+  Mutation(
+    'statistics-pairing-gain',
+    'values.var(axis=1, ddof=1).sum()',
+    'values.var(axis=1).sum()',
+    'tests/statistics/test_referee.py',
+  ),
+  Mutation(
+    'statistics-multiplier-direction',
+    'return x - (own_log_factor - above) / own_exponent',
+    'return (own_log_factor - above) / own_exponent - x',
+    'tests/statistics/test_multipliers.py',
+  ),
+  Mutation(
+    'statistics-lack-of-fit-freedom',
+    'len(members) - laws.vector.shape[-1]',
+    'len(members)',
+    'tests/statistics/test_multipliers.py',
+  ),
+  Mutation(
+    'statistics-last-step',
+    'last = np.append(flat[order][1:] != flat[order][:-1], True)',
+    'last = np.append(True, flat[order][1:] != flat[order][:-1])',
+    'tests/statistics/test_table.py',
+  ),
+  Mutation(
     'sweeps-corrections-never-decrease',
     'corrected[..., index] = largest = np.maximum(largest, error)',
     'corrected[..., index] = largest = error',

@@ -118,10 +118,13 @@ def test_options_without_effect_are_refused(gate, tmp_path, capsys):
   choose(gate)
   table = run_seeds(tmp_path, 0.0)
   for arguments in (
+    (),
     (table, '--goal', 'min'),
     (table, '--metric', 'accuracy'),
     (table, '--seed', 'none'),
-    (),
+    (table, '--only', 'b'),
+    (table, '--failed', 'drop'),
+    ('--choose', 'b', '--baseline', 'a', '--item', 'i'),
   ):
     assert gate(*arguments) == 2
     assert capsys.readouterr().err

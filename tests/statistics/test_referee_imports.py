@@ -1,6 +1,7 @@
 """`t2x referee`, `t2x gate` and `python -m t2x.statistics` need NumPy and SciPy only, and import quickly."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,28 @@ def test_a_small_table_imports_no_jax_and_no_scipy_stats(tmp_path):
   names = {*python(code, 'a.csv', '--baseline', 'a', cwd=tmp_path).stdout.split()}
   assert 'scipy.special' in names
   assert not names & {'jax', 'flax', 'scipy.stats', 'scipy.optimize', 't2x.sweeps'}
+
+
+@pytest.mark.parametrize(('rows', 'seconds', 'gigabytes'), [(100, 1.2, 0.5), (1_000_000, 10, 1)])
+def test_tables_are_judged_in_limited_time_and_memory(tmp_path, rows, seconds, gigabytes):
+  """CPU seconds, start of Python included; ten variants with five seeds, the rest are items."""
+  items = rows // 50
+  with (tmp_path / 'a.csv').open('w') as file:
+    print('variant,seed,item,loss', file=file)
+    for run in range(50):
+      for item in range(items):
+        print(
+          f'v{run // 5},{run % 5},{item},{3 + (run * 7919 + item * 104729) % 1009 / 1009:.4f}',
+          file=file,
+        )
+  code = 'import sys\nfrom t2x.statistics.command import main\nmain(sys.argv[1:])\n'
+  code += (
+    'import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)'
+  )
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  done = python(code, 'a.csv', '--baseline', 'v0', cwd=tmp_path)
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  assert 'Noise floor' in done.stdout, done.stderr
+  used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+  print(f'{rows} rows: {used:.2f} s of CPU, {int(done.stderr) / 2**20:.2f} GiB')
+  assert used < seconds and int(done.stderr) < gigabytes * 2**20
