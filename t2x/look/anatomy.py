@@ -14,11 +14,9 @@ from t2x.look.attention import Grid
 from t2x.models import (
   Decoder,
   Encoder,
-  EncoderDecoder,
-  LanguageModel,
+  InspectableModel,
   Stack,
   Stages,
-  VisionTransformer,
 )
 from t2x.parallel import module_of
 
@@ -72,22 +70,13 @@ class Side:
 
 
 def sides(model: Any) -> dict[str, Side]:
-  """Returns the sides of a model by name; empty for model classes that are not part of t2x."""
+  """Returns the sides of a model by name; empty for model classes that declare none."""
   model = module_of(model)
-  parts: list[tuple[str, Any, Any, tuple[PositionEncoding, ...]]] = []
-  if isinstance(model, LanguageModel):
-    parts = [('', model.body, model.embedding, ())]
-  elif isinstance(model, VisionTransformer):
-    parts = [('', model.body, model.embedding, (model.positions,))]
-  elif isinstance(model, EncoderDecoder):
-    parts = [
-      ('encoder', model.encoder, model.source_embedder, ()),
-      ('decoder', model.decoder, model.output_embedding, ()),
-    ]
+  declared = model.sides if isinstance(model, InspectableModel) else {}
   return {
-    name: Side(name, body, embedding, (*encodings, body.encoding))
-    for name, body, embedding, encodings in parts
-    if isinstance(body, Encoder | Decoder)
+    name: Side(name, side.body, side.embedding, (*side.encodings, side.body.encoding))
+    for name, side in declared.items()
+    if isinstance(side.body, Encoder | Decoder)
   }
 
 
@@ -95,13 +84,8 @@ def class_logits(model: Any) -> Callable[[Array], Array] | None:
   """Returns the function from normalised hidden vectors [batch, length, width] to class logits [batch, classes];
   None if the model has no such classes."""
   model = module_of(model)
-  if isinstance(model, VisionTransformer):
-    head = model.head
-    return None if head is None else lambda x: head(model.pool(x))
-  if 'class logits' in model.spec.outputs:
-    # A text model.
-    return lambda x: model.head.classify(x, jnp.ones(x.shape[:2], jnp.int32))
-  return None
+  has_classes = isinstance(model, InspectableModel) and 'class logits' in model.spec.outputs
+  return model.class_logits if has_classes else None
 
 
 def records_attention(body: Encoder | Decoder) -> bool:

@@ -28,7 +28,7 @@ from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, Output
+from t2x.models.interfaces import Body, Head, ModelSide, Output
 from t2x.models.language_model import LogitModel, limited
 from t2x.models.spec import ModelSpec
 from t2x.models.stack import by_layer
@@ -123,6 +123,14 @@ class EncoderDecoder(LogitModel):
         f'EncoderDecoder: @{type(self.output_embedding).__name__} prepends tokens to the target, which a decoder '
         'cannot generate: use it as EncoderDecoder.source_embedding'
       )
+
+  @property
+  def sides(self) -> dict[str, ModelSide]:
+    """The encoder and the decoder by name."""
+    return {
+      'encoder': ModelSide(self.encoder, self.source_embedder),
+      'decoder': ModelSide(self.decoder, self.output_embedding),
+    }
 
   @property
   def source_embedder(self) -> Embedder:

@@ -15,6 +15,7 @@ from t2x.layers import (
   Cache,
   Call,
   Pattern,
+  PositionEncoding,
   Result,
   Source,
   TextEmbedding,
@@ -30,6 +31,7 @@ __all__ = [
   'DecodingModel',
   'FlexibleModel',
   'Head',
+  'InspectableModel',
   'Model',
   'Output',
   'OutputHead',
@@ -314,6 +316,35 @@ class Model(Protocol):
   @property
   def spec(self) -> ModelSpec:
     """Inputs, outputs and sizes of the model."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSide:
+  """A body of a model with the parts around it.
+
+  Attributes:
+    body: the body.
+    embedding: embeds its inputs.
+    encodings: position encodings outside of the body.
+  """
+
+  body: Body
+  embedding: Any
+  encodings: tuple[PositionEncoding, ...] = ()
+
+
+@runtime_checkable
+class InspectableModel(Model, Protocol):
+  """Interface of models that declare their bodies, for pictures and lenses of layers."""
+
+  @property
+  def sides(self) -> Mapping[str, ModelSide]:
+    """The bodies by name: 'encoder' and 'decoder' of an encoder-decoder, else ''."""
+    ...
+
+  def class_logits(self, x: Float[Array, 'batch length width']) -> Float[Array, 'batch classes']:
+    """Returns the class logits of hidden vectors without padding; only of models with the output 'class logits'."""
     ...
 
 

@@ -25,7 +25,15 @@ from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, DecodingModel, Head, Output, OutputHead, TextModel
+from t2x.models.interfaces import (
+  Body,
+  DecodingModel,
+  Head,
+  ModelSide,
+  Output,
+  OutputHead,
+  TextModel,
+)
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 
@@ -100,6 +108,11 @@ class LogitModel(nnx.Module):
     head = with_logits(self.head)
     return head.cross_entropy(x, self.output_embedding, labels, weights, **settings)
 
+  def class_logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch classes']:
+    """Returns the class logits of hidden vectors without padding, if the head is a classifier."""
+    head: Any = self.head
+    return head.classify(x, jnp.ones(x.shape[:2], jnp.int32))
+
   def decode(
     self,
     ids: Int[Array, 'batch length'],
@@ -156,6 +169,11 @@ class LanguageModel(LogitModel):
       num_classes=self.head.num_classes,
       num_types=self.embedding.num_types,
     )
+
+  @property
+  def sides(self) -> dict[str, ModelSide]:
+    """The body, with the name ''."""
+    return {'': ModelSide(self.body, self.embedding)}
 
   @property
   def output_embedding(self):

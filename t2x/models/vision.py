@@ -10,7 +10,7 @@ from t2x.base.ranges import Size, TunableRate
 from t2x.layers import Embedder, LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier
-from t2x.models.interfaces import Body, ClassHead, Model, Output, Pooling
+from t2x.models.interfaces import Body, ClassHead, Model, ModelSide, Output, Pooling
 from t2x.models.pooling import first_token
 from t2x.models.spec import ModelSpec
 
@@ -96,6 +96,17 @@ class VisionTransformer(ImageEncoder):
       patterns=tuple(self.body.patterns),
       num_classes=None if self.head is None else self.head.num_classes,
     )
+
+  @property
+  def sides(self) -> dict[str, ModelSide]:
+    """The body, with the name ''."""
+    return {'': ModelSide(self.body, self.embedding, (self.positions,))}
+
+  def class_logits(self, x: Float[Array, 'batch length width']) -> Float[Array, 'batch classes']:
+    """Returns the class logits of hidden vectors; of a model with a head."""
+    if self.head is None:
+      raise TypeError('the model has no head')
+    return self.head(self.pool(x))
 
   def __call__(self, images, *, key=None, record=frozenset()):
     """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head; see `hidden`."""
