@@ -269,7 +269,9 @@ def _bindings(template: str) -> dict[str, dict[str, str]]:
   """Returns selector -> parameter -> text of the value."""
   bindings: dict[str, dict[str, str]] = {}
   block = ''
-  for line in template.splitlines():
+  # A value may be a mapping or list over several lines.
+  one_line = re.sub(r'([{[])\n\s*(.*?)\n([}\]])', r'\1\2\3', template, flags=re.DOTALL)
+  for line in one_line.splitlines():
     name, equals, text = line.partition(' = ')
     if line.endswith(':'):
       block = line[:-1]

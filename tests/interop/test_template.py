@@ -128,7 +128,9 @@ local/MLP.hidden_dim = {narrow}
 
 def test_wirings_of_a_mapping_are_matched_by_sublayer():
   more = """
-first/Block.wiring = {'mixer': @NoNorm, 'feed_forward': @PreNorm}
+first/Block.wiring = {
+  'mixer': @NoNorm, 'feed_forward': @PreNorm
+}
 """
   blocks = [GinReference('first/Block'), GinReference('Block')]
   built = model(DECODER + more, VALUES | {'blocks': blocks})
