@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
@@ -218,7 +219,7 @@ class Sublayer(Protocol):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
   ) -> Cache | None:
     """Returns an empty cache for `batch` rows of `num_slots` tokens; None for a part without state.
 

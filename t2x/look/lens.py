@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 
 from t2x.layers import Tokens
 from t2x.look.anatomy import Side, class_logits
-from t2x.parallel import runs_model, whole_rows
+from t2x.models import Model
+from t2x.parallel import Placed, runs_model, whole_rows
 from t2x.tasks.prediction import on_devices
 
 __all__ = ['Lens', 'TokenLosses']
@@ -64,7 +65,7 @@ class TokenLosses:
 
 
 def logit_lens(
-  model: Any,
+  model: Model | Placed,
   side: Side,
   hidden: Sequence[Float[np.ndarray, 'length width']],
   positions: Sequence[str],
@@ -87,7 +88,7 @@ def logit_lens(
   return Lens(tuple(positions), tuple(targets), ids, probabilities, names)
 
 
-def _predictions(model: Any, side: Side, hidden: Any) -> tuple[Any, Any]:
+def _predictions(model: Model | Placed, side: Side, hidden: Any) -> tuple[Any, Any]:
   """Returns ids and probabilities [layers, positions, TOP] of hidden vectors [layers, length, width]."""
 
   @runs_model
@@ -121,7 +122,10 @@ def token_losses(
 
 
 def masked_logits(
-  model: Any, ids: Int[np.ndarray, ' length'], places: Int[np.ndarray, ' tokens'], mask_id: int
+  model: Model | Placed,
+  ids: Int[np.ndarray, ' length'],
+  places: Int[np.ndarray, ' tokens'],
+  mask_id: int,
 ) -> Float[np.ndarray, 'tokens vocab']:
   """Returns the logits of the tokens at `places`, each predicted with only this token masked.
 

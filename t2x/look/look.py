@@ -24,7 +24,8 @@ from t2x.look.lens import Lens, TokenLosses, logit_lens, masked_logits, token_lo
 from t2x.look.loads import LOAD, ExpertLoad, load_of_input, records_load
 from t2x.look.parameters import Neighbours, PositionVectors, neighbours, position_vectors
 from t2x.look.patterns import InteractionMatrix, matrices_of
-from t2x.parallel import module_of
+from t2x.models import Model
+from t2x.parallel import Placed, module_of
 from t2x.tasks.inspection import Inspection, in_order, source_readers
 
 __all__ = ['MAX_PATCHES', 'MAX_TOKENS', 'Look', 'look_at_image', 'look_at_pair', 'look_at_text']
@@ -71,7 +72,7 @@ class Look:
 
 
 def look_at_text(
-  model: Any,
+  model: Model | Placed,
   tokenizer: Tokenizer | None,
   text: str | np.ndarray,
   *,
@@ -125,7 +126,7 @@ def look_at_text(
 
 
 def look_at_pair(
-  model: Any,
+  model: Model | Placed,
   tokenizer: Tokenizer | None,
   source: str | np.ndarray,
   target: str | Sequence[int],
@@ -187,7 +188,7 @@ def look_at_pair(
 
 
 def look_at_image(
-  model: Any,
+  model: Model | Placed,
   image: Float[np.ndarray, 'height width channels'],
   pixels: UInt8[np.ndarray, 'height width channels'],
   *,
@@ -229,7 +230,7 @@ def look_at_image(
   )
 
 
-def _parts(model: Any) -> tuple[dict[str, Side], list[str]]:
+def _parts(model: Model | Placed) -> tuple[dict[str, Side], list[str]]:
   parts = sides(model)
   notes = []
   if not parts:
@@ -291,7 +292,7 @@ def _text_attention(
 
 def _pair_attention(
   recorded: Mapping[str, np.ndarray],
-  model: Any,
+  model: Model | Placed,
   source: tuple[Sequence[str], np.ndarray, Sequence[Grid]],
   target: tuple[Names, np.ndarray, np.ndarray],
 ) -> tuple[Attention, ...]:
@@ -347,7 +348,11 @@ def _image_attention(
 
 
 def _text_losses(
-  model: Any, tokenizer: Tokenizer | None, ids: np.ndarray, logits: np.ndarray, names: Names
+  model: Model | Placed,
+  tokenizer: Tokenizer | None,
+  ids: np.ndarray,
+  logits: np.ndarray,
+  names: Names,
 ) -> TokenLosses | None:
   if module_of(model).spec.is_causal(len(ids)):
     if len(ids) < 2:

@@ -67,7 +67,7 @@ class Classifier(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.num_classes = num_classes
-    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    self.norm: Norm | None = norm and norm(d_model, rngs=rngs)
     self.dropout_rate = dropout_rate
     self.out = Linear(
       (d_model,),

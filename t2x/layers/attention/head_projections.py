@@ -121,7 +121,7 @@ class WholeRow(HeadProjections):
     """Returns the outputs of the heads; padding must not change those of tokens."""
 
 
-def check_patterns(part: Any, call: Call, patterns: tuple[Pattern, ...]) -> bool:
+def check_patterns(part: nnx.Module, call: Call, patterns: tuple[Pattern, ...]) -> bool:
   """Returns whether the pattern is Causal(); raises UserError if it is not in `patterns`, or the call has a source."""
   check_no_source(part, call)
   if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
@@ -132,7 +132,7 @@ def check_patterns(part: Any, call: Call, patterns: tuple[Pattern, ...]) -> bool
   return call.pattern.offsets() == Causal().offsets()
 
 
-def check_no_source(part: Any, call: Call) -> None:
+def check_no_source(part: nnx.Module, call: Call) -> None:
   """Raises UserError if the call has a source."""
   if call.source is not None:
     raise UserError(
@@ -141,7 +141,7 @@ def check_no_source(part: Any, call: Call) -> None:
     )
 
 
-def source_of(part: Any, source: Source | None) -> Source:
+def source_of(part: nnx.Module, source: Source | None) -> Source:
   """Returns the source of a call; raises UserError if there is none."""
   if source is None:
     raise UserError(
@@ -151,7 +151,9 @@ def source_of(part: Any, source: Source | None) -> Source:
   return source
 
 
-def check_one_segment(part: Any, tokens: Tokens, other: str = 'or MultiHeadAttention') -> None:
+def check_one_segment(
+  part: nnx.Module, tokens: Tokens, other: str = 'or MultiHeadAttention'
+) -> None:
   """Raises UserError if the rows may hold several segments; see `nan_for_several_segments`."""
   if tokens.layout is not RowLayout.CONTIGUOUS:
     raise UserError(

@@ -1,7 +1,6 @@
 """Head over the outputs of all stages of a pyramid (SegFormer, https://arxiv.org/abs/2105.15203, section 3.2)."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +54,7 @@ class AllMLP(nnx.Module):
 
     self.projections = nnx.List([linear(size, 'embed', True) for size in widths])
     self.fuse = linear(width * len(widths), 'merged', False)
-    self.norm: Any = norm(width, rngs=rngs)
+    self.norm: Norm = norm(width, rngs=rngs)
 
   def __call__(
     self, outputs: Sequence[tuple[Float[Array, 'batch _ _'], Tokens]]

@@ -134,7 +134,7 @@ class MeanOverAxes(nnx.Module):
     return Result(means, tokens=Tokens.row(means.shape[1], grid=others))
 
 
-def checked(part: Any, axes: Sequence[int]) -> tuple[int, ...]:
+def checked(part: nnx.Module, axes: Sequence[int]) -> tuple[int, ...]:
   """Returns the axes as a tuple; raises UserError if they are not ascending."""
   if any(second <= first for first, second in itertools.pairwise(axes)):
     raise UserError(f'{type(part).__name__}.axes = {list(axes)}: must be ascending')

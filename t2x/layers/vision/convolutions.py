@@ -7,7 +7,7 @@ them, `GridBranch` is a sequence inside a residual connection, and `ResidualMerg
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -210,7 +210,7 @@ class GridConvolution(_GridPart):
       )
     self.stride, self.num_merged = stride, stride**2
     self.activation = activation
-    self.input_norm: Any = input_norm and input_norm(d_model, rngs=rngs)
+    self.input_norm: Norm | None = input_norm and input_norm(d_model, rngs=rngs)
     self.convolution = Linear(
       (kernel_size, kernel_size, group_size),
       (self.output_dim,),
@@ -220,7 +220,7 @@ class GridConvolution(_GridPart):
       kind='filter',
       rngs=rngs,
     )
-    self.norm: Any = norm and norm(self.output_dim, rngs=rngs)
+    self.norm: Norm | None = norm and norm(self.output_dim, rngs=rngs)
 
   def transform(self, x):
     x = x if self.input_norm is None else self.input_norm(x)

@@ -1,8 +1,7 @@
 """Checks of the grid that tokens fill, and resizing of a grid."""
 
-from typing import Any
-
 import jax
+from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -13,7 +12,7 @@ from t2x.layers.tokens import Tokens
 __all__: list[str] = []
 
 
-def grid_of(part: Any, tokens: Tokens, *, extra: bool = False) -> tuple[int, ...]:
+def grid_of(part: nnx.Module, tokens: Tokens, *, extra: bool = False) -> tuple[int, ...]:
   """Returns the sides of the grid that the tokens of each row fill.
 
   Args:
@@ -35,7 +34,7 @@ def grid_of(part: Any, tokens: Tokens, *, extra: bool = False) -> tuple[int, ...
   return tokens.grid
 
 
-def filled_grid(part: Any, tokens: Tokens) -> tuple[int, int]:
+def filled_grid(part: nnx.Module, tokens: Tokens) -> tuple[int, int]:
   """Returns the rows and columns of the grid that the tokens of each row fill; raises UserError as `grid_of` does, or
   if it has other dimensions."""
   sides = grid_of(part, tokens)
@@ -54,7 +53,7 @@ def resized(
   return x if x.shape == shape else jax.image.resize(x, shape, 'linear', antialias=False)
 
 
-def check_full(part: Any, call: Call) -> None:
+def check_full(part: nnx.Module, call: Call) -> None:
   """Raises UserError if the pattern hides a token from another."""
   if call.pattern.offsets() != Full().offsets():
     raise UserError(

@@ -145,7 +145,7 @@ class Parallel(_Parts):
         'Parallel.norm has no effect, because each part has its own norm: leave it out'
       )
     self.names = tuple(parts)
-    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    self.norm: Norm | None = norm and norm(d_model, rngs=rngs)
     for name, build_norm in own_norms.items():
       set_part(self, f'{name}_norm', build_norm(d_model, rngs=rngs))
     position, num = build_context().position, len(parts)
