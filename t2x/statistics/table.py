@@ -220,6 +220,11 @@ class _Reader:
       for name, column in self.others.items()
       if name in chosen or column not in self.required
     }
+    if self.columns.seed is None and 'item' in self.others:
+      raise UserError(
+        f"{self.where}: --seed none numbers rows as runs, but the column '{self.others['item']}' has items: add a "
+        'column of the seed'
+      )
     for name in ('variant', 'size', 'seed', 'item', 'line'):
       self.arrays[name] = array.array('q')
     for name in [*self.columns.metrics, *(n for n in self.others if n in NUMBERS)]:

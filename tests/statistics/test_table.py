@@ -52,6 +52,12 @@ def test_runs_without_seeds_are_numbered(tmp_path):
   np.testing.assert_array_equal(table.seeds, [0, 0, 1])
 
 
+def test_items_need_the_seeds_of_their_runs(tmp_path):
+  path = csv_file(tmp_path, [('a', 1, 2.0)], 'variant,item,loss')
+  with pytest.raises(UserError, match="column 'item' has items"):
+    read_table(path, Columns(seed=None))
+
+
 @pytest.mark.parametrize(
   ('rows', 'header', 'message'),
   [
