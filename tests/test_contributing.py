@@ -43,7 +43,7 @@ def run(script: str, tree: Path) -> str:
 
 
 def test_the_module_of_the_example_imports_names_from_where_they_are_defined(monkeypatch):
-  """`t2x.layers` is not complete while its `__init__.py` imports the module."""
+  """Not from their package."""
   module, test = FILES
   for node in ast.walk(ast.parse(FILES[module])):
     if isinstance(node, ast.ImportFrom) and node.module.startswith('t2x.'):

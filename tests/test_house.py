@@ -192,19 +192,31 @@ def test_imports_follow_the_order_of_packages(unit):
 
 
 def test_no_circle_of_files():
-  """A file imports a package's names from the modules that define them; `__init__.py` only re-exports."""
-  graph = {
-    module: {found for name in imports(path) if (found := module_of(name)) and found != module}
-    for module, path in PATHS.items()
-  }
+  """A name that is imported from a package is one of the module that defines it."""
+  graph = {module: {found for found in used_modules(module) if found != module} for module in PATHS}
   # Raises CycleError, which names the circle.
   assert set(graphlib.TopologicalSorter(graph).static_order()) == set(graph)
+
+
+def test_a_module_imports_names_of_its_package_from_the_modules_that_define_them():
+  for module, path in PATHS.items():
+    for name in imports(path):
+      package = module_of(name)
+      assert package not in names.packages() or not module.startswith(f'{package}.'), (path, name)
+
+
+def top_level(path: Path) -> Iterator[ast.stmt]:
+  """The statements of a module, with those for type checkers only, such as the star imports of a package."""
+  for node in tree_of(path).body:
+    yield node
+    if isinstance(node, ast.If):
+      yield from node.body
 
 
 def exports(path: Path) -> set[str]:
   """The names in `__all__`; without it, the objects that a module imports, star imports included."""
   names: set[str] = set()
-  for node in tree_of(path).body:
+  for node in top_level(path):
     if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == '__all__':
       return set(ast.literal_eval(node.value))
     if isinstance(node, ast.ImportFrom) and node.names[0].name == '*':
@@ -219,7 +231,7 @@ def exports(path: Path) -> set[str]:
 def definitions(module: str) -> dict[str, str | None]:
   """Name -> the module that defines it, of the names that a package re-exports."""
   found: dict[str, str | None] = {}
-  for node in tree_of(PATHS[module]).body:
+  for node in top_level(PATHS[module]):
     if isinstance(node, ast.ImportFrom) and node.names[0].name == '*':
       found |= dict.fromkeys(exports(PATHS[node.module]), node.module)
       if PATHS[node.module].name == '__init__.py':

@@ -7,10 +7,11 @@ import ast
 import functools
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,14 +81,46 @@ def import_line(package: str, entry: Name) -> str:
   return f'from {package if is_exported else entry.module} import {entry.name}'
 
 
+def exports(
+  package: str, former: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+  """Returns `__getattr__` and `__dir__` of a package, whose names are those that its modules list.
+
+  A module is imported when one of its names is first used, so that a program loads the parts that it names, and the
+  modules of a package can import each other in any order. Type checkers read the star imports beside the call.
+
+  Args:
+    package: the full name of the package.
+    former: as in `missing`.
+  """
+  absent = missing(package, former)
+
+  def homes() -> dict[str, str]:
+    return {entry.name: entry.module for entry in names(package)}
+
+  def __getattr__(name: str) -> Any:
+    if name == '__all__':
+      return [*homes()]
+    module = homes().get(name)
+    if module is None:
+      return (
+        importlib.import_module(f'{package}.{name}') if _is_module(package, name) else absent(name)
+      )
+    value = getattr(importlib.import_module(module), name)
+    setattr(sys.modules[package], name, value)
+    return value
+
+  return __getattr__, lambda: [*homes()]
+
+
 def missing(
   package: str, former: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[str], NoReturn]:
-  """Returns the `__getattr__` of a package, which Python calls for names that the package does not have.
+  """Returns the `__getattr__` of a package or module, for names that it does not have.
 
-  It raises an ImportError with the line to write for a name of another package, to which its module may have moved, and
-  for a name that a module of the package imports from the package before that has it. `from PACKAGE import NAME` and
-  `PACKAGE.NAME` both call it; the import statement would replace the message of an AttributeError.
+  It raises an ImportError with the line to write for a name of another package, to which its module may have moved.
+  `from PACKAGE import NAME` and `PACKAGE.NAME` both call it; the import statement would replace the message of an
+  AttributeError.
 
   Args:
     package: the full name of the package or module.
@@ -100,9 +133,6 @@ def missing(
     if not name.startswith('_') and not _is_module(package, name):
       for other in packages():
         for entry in names(other):
-          if entry.name == name and other == package:
-            line = f'from {entry.module} import {name}'
-            raise ImportError(f'{package} does not have {name} yet: write `{line}` in its modules')
           if entry.name == name:
             raise ImportError(f'{name} is not in {package}: write `{import_line(other, entry)}`')
     raise AttributeError(f'module {package!r} has no attribute {name!r}')

@@ -5,108 +5,108 @@ A config can name what it exports. The package does not depend on tasks, data, m
 
 from typing import TYPE_CHECKING
 
-from t2x.base.names import missing
+from t2x.base.names import exports
 
-if not TYPE_CHECKING:  # Type checkers would accept every name.
-  __getattr__ = missing(__name__)
-
-from t2x.layers.attention.cache import *
-from t2x.layers.attention.from_source import *
-from t2x.layers.attention.gated_context import *
-from t2x.layers.attention.head_outputs import *
-from t2x.layers.attention.kernels.auto import *
-from t2x.layers.attention.kernels.base import *
-from t2x.layers.attention.kernels.blockwise import *
-from t2x.layers.attention.kernels.dense import *
-from t2x.layers.attention.kernels.pallas_mha import *
-from t2x.layers.attention.kernels.ring import *
-from t2x.layers.attention.kernels.splash import *
-from t2x.layers.attention.kernels.xla import *
-from t2x.layers.attention.key_values import *
-from t2x.layers.attention.masks import *
-from t2x.layers.attention.memory import *
-from t2x.layers.attention.multi_head import *
-from t2x.layers.attention.projections import *
-from t2x.layers.attention.scores import *
-from t2x.layers.attention.source_attention import *
-from t2x.layers.attention.split_states import *
-from t2x.layers.attention.value_residual import *
-from t2x.layers.caches import *
-from t2x.layers.embeddings.flexible_patches import *
-from t2x.layers.embeddings.inputs import *
-from t2x.layers.embeddings.patches import *
-from t2x.layers.embeddings.token_embeddings import *
-from t2x.layers.feed_forward.activations import *
-from t2x.layers.feed_forward.balancing import *
-from t2x.layers.feed_forward.dispatch import *
-from t2x.layers.feed_forward.dropless import *
-from t2x.layers.feed_forward.experts import *
-from t2x.layers.feed_forward.mlp import *
-from t2x.layers.feed_forward.power_norm import *
-from t2x.layers.feed_forward.projection import *
-from t2x.layers.feed_forward.routing import *
-from t2x.layers.initializers import *
-from t2x.layers.interfaces import *
-from t2x.layers.keys import *
-from t2x.layers.mixers.attention_free import *
-from t2x.layers.mixers.attention_free_full import *
-from t2x.layers.mixers.cells import *
-from t2x.layers.mixers.convolutions import *
-from t2x.layers.mixers.doubly_stochastic import *
-from t2x.layers.mixers.fast_weights import *
-from t2x.layers.mixers.feature_maps import *
-from t2x.layers.mixers.flow_attention import *
-from t2x.layers.mixers.gated_delta import *
-from t2x.layers.mixers.global_local import *
-from t2x.layers.mixers.initial_states import *
-from t2x.layers.mixers.linear_attention import *
-from t2x.layers.mixers.linformer import *
-from t2x.layers.mixers.lsh_attention import *
-from t2x.layers.mixers.mamba2 import *
-from t2x.layers.mixers.memory_compressed import *
-from t2x.layers.mixers.nystrom import *
-from t2x.layers.mixers.prob_sparse import *
-from t2x.layers.mixers.recurrence import *
-from t2x.layers.mixers.recurrent import *
-from t2x.layers.mixers.recurrent_decoder import *
-from t2x.layers.mixers.routing_attention import *
-from t2x.layers.mixers.sinkhorn_attention import *
-from t2x.layers.mixers.step_outputs import *
-from t2x.layers.mixers.synthesizers import *
-from t2x.layers.mixers.synthetic_scores import *
-from t2x.layers.mixers.token_mlps import *
-from t2x.layers.mixers.token_shift import *
-from t2x.layers.norms import *
-from t2x.layers.parameters import *
-from t2x.layers.patterns.algebra import *
-from t2x.layers.patterns.big_bird import *
-from t2x.layers.patterns.grid import *
-from t2x.layers.patterns.ordered import *
-from t2x.layers.patterns.sparse import *
-from t2x.layers.positions.combined import *
-from t2x.layers.positions.common import *
-from t2x.layers.positions.cope import *
-from t2x.layers.positions.disentangled import *
-from t2x.layers.positions.encoding import *
-from t2x.layers.positions.forgetting import *
-from t2x.layers.positions.global_token_bias import *
-from t2x.layers.positions.grids import *
-from t2x.layers.positions.learned_grids import *
-from t2x.layers.positions.relative_sinusoids import *
-from t2x.layers.positions.rope_scaling import *
-from t2x.layers.positions.shaw import *
-from t2x.layers.positions.tupe import *
-from t2x.layers.tokens import *
-from t2x.layers.vision.all_mlp import *
-from t2x.layers.vision.axes import *
-from t2x.layers.vision.convolutions import *
-from t2x.layers.vision.grid_mlp import *
-from t2x.layers.vision.patch_merging import *
-from t2x.layers.vision.reduced_key_values import *
-from t2x.layers.vision.residual_networks import *
-from t2x.layers.vision.windowed import *
-from t2x.layers.wiring.deep import *
-from t2x.layers.wiring.hyper_connections import *
-from t2x.layers.wiring.parallel import *
-from t2x.layers.wiring.residual import *
-from t2x.layers.wiring.residual_pair import *
+if TYPE_CHECKING:
+  from t2x.layers.attention.cache import *
+  from t2x.layers.attention.from_source import *
+  from t2x.layers.attention.gated_context import *
+  from t2x.layers.attention.head_outputs import *
+  from t2x.layers.attention.kernels.auto import *
+  from t2x.layers.attention.kernels.base import *
+  from t2x.layers.attention.kernels.blockwise import *
+  from t2x.layers.attention.kernels.dense import *
+  from t2x.layers.attention.kernels.pallas_mha import *
+  from t2x.layers.attention.kernels.ring import *
+  from t2x.layers.attention.kernels.splash import *
+  from t2x.layers.attention.kernels.xla import *
+  from t2x.layers.attention.key_values import *
+  from t2x.layers.attention.masks import *
+  from t2x.layers.attention.memory import *
+  from t2x.layers.attention.multi_head import *
+  from t2x.layers.attention.projections import *
+  from t2x.layers.attention.scores import *
+  from t2x.layers.attention.source_attention import *
+  from t2x.layers.attention.split_states import *
+  from t2x.layers.attention.value_residual import *
+  from t2x.layers.caches import *
+  from t2x.layers.embeddings.flexible_patches import *
+  from t2x.layers.embeddings.inputs import *
+  from t2x.layers.embeddings.patches import *
+  from t2x.layers.embeddings.token_embeddings import *
+  from t2x.layers.feed_forward.activations import *
+  from t2x.layers.feed_forward.balancing import *
+  from t2x.layers.feed_forward.dispatch import *
+  from t2x.layers.feed_forward.dropless import *
+  from t2x.layers.feed_forward.experts import *
+  from t2x.layers.feed_forward.mlp import *
+  from t2x.layers.feed_forward.power_norm import *
+  from t2x.layers.feed_forward.projection import *
+  from t2x.layers.feed_forward.routing import *
+  from t2x.layers.initializers import *
+  from t2x.layers.interfaces import *
+  from t2x.layers.keys import *
+  from t2x.layers.mixers.attention_free import *
+  from t2x.layers.mixers.attention_free_full import *
+  from t2x.layers.mixers.cells import *
+  from t2x.layers.mixers.convolutions import *
+  from t2x.layers.mixers.doubly_stochastic import *
+  from t2x.layers.mixers.fast_weights import *
+  from t2x.layers.mixers.feature_maps import *
+  from t2x.layers.mixers.flow_attention import *
+  from t2x.layers.mixers.gated_delta import *
+  from t2x.layers.mixers.global_local import *
+  from t2x.layers.mixers.initial_states import *
+  from t2x.layers.mixers.linear_attention import *
+  from t2x.layers.mixers.linformer import *
+  from t2x.layers.mixers.lsh_attention import *
+  from t2x.layers.mixers.mamba2 import *
+  from t2x.layers.mixers.memory_compressed import *
+  from t2x.layers.mixers.nystrom import *
+  from t2x.layers.mixers.prob_sparse import *
+  from t2x.layers.mixers.recurrence import *
+  from t2x.layers.mixers.recurrent import *
+  from t2x.layers.mixers.recurrent_decoder import *
+  from t2x.layers.mixers.routing_attention import *
+  from t2x.layers.mixers.sinkhorn_attention import *
+  from t2x.layers.mixers.step_outputs import *
+  from t2x.layers.mixers.synthesizers import *
+  from t2x.layers.mixers.synthetic_scores import *
+  from t2x.layers.mixers.token_mlps import *
+  from t2x.layers.mixers.token_shift import *
+  from t2x.layers.norms import *
+  from t2x.layers.parameters import *
+  from t2x.layers.patterns.algebra import *
+  from t2x.layers.patterns.big_bird import *
+  from t2x.layers.patterns.grid import *
+  from t2x.layers.patterns.ordered import *
+  from t2x.layers.patterns.sparse import *
+  from t2x.layers.positions.combined import *
+  from t2x.layers.positions.common import *
+  from t2x.layers.positions.cope import *
+  from t2x.layers.positions.disentangled import *
+  from t2x.layers.positions.encoding import *
+  from t2x.layers.positions.forgetting import *
+  from t2x.layers.positions.global_token_bias import *
+  from t2x.layers.positions.grids import *
+  from t2x.layers.positions.learned_grids import *
+  from t2x.layers.positions.relative_sinusoids import *
+  from t2x.layers.positions.rope_scaling import *
+  from t2x.layers.positions.shaw import *
+  from t2x.layers.positions.tupe import *
+  from t2x.layers.tokens import *
+  from t2x.layers.vision.all_mlp import *
+  from t2x.layers.vision.axes import *
+  from t2x.layers.vision.convolutions import *
+  from t2x.layers.vision.grid_mlp import *
+  from t2x.layers.vision.patch_merging import *
+  from t2x.layers.vision.reduced_key_values import *
+  from t2x.layers.vision.residual_networks import *
+  from t2x.layers.vision.windowed import *
+  from t2x.layers.wiring.deep import *
+  from t2x.layers.wiring.hyper_connections import *
+  from t2x.layers.wiring.parallel import *
+  from t2x.layers.wiring.residual import *
+  from t2x.layers.wiring.residual_pair import *
+else:
+  __getattr__, __dir__ = exports(__name__)

@@ -2,6 +2,7 @@
 
 import collections
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,12 @@ def test_imports_of_moved_names_fail_with_the_new_line():
       missing(name)
 
 
+def printed(code: str) -> str:
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
+  assert done.returncode == 0, done.stderr
+  return done.stdout.strip()
+
+
 def failed(code: str) -> str:
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
   assert done.returncode == 1
@@ -95,3 +102,29 @@ def test_an_import_from_another_package_fails_with_the_line():
   line = 'from t2x.tasks import CausalLM'
   assert error == f'ImportError: CausalLM is not in t2x.layers: write `{line}`'
   assert 'cannot import name' in failed('from t2x.layers import Nothing')
+
+
+def test_a_package_imports_a_module_when_its_name_is_used():
+  code = """
+import sys
+import t2x.layers
+from t2x.layers import *
+print({'t2x.layers.norms', 't2x.layers.mixers.linformer'} - {*sys.modules})
+"""
+  assert printed(code.replace('from t2x.layers import *', '')).startswith("{'t2x.layers")
+  assert printed(code) == 'set()'
+  code = """
+import sys, t2x.layers
+print('RMSNorm' in dir(t2x.layers), 't2x.layers.norms' in sys.modules)
+assert t2x.layers.RMSNorm is t2x.layers.norms.RMSNorm is vars(t2x.layers)['RMSNorm']
+print('t2x.layers.mixers.linformer' in sys.modules, t2x.layers.mixers.__name__)
+"""
+  assert printed(code).splitlines() == ['True False', 'False t2x.layers.mixers']
+
+
+def test_star_imports_for_type_checkers_are_those_of_all_modules_with_names():
+  for package in table.packages():
+    stars = re.findall(
+      r'from ([\w.]+) import \*', importlib.import_module(package).__loader__.get_source(package)
+    )
+    assert sorted({entry.module for entry in table.names(package)}) == sorted(stars)
