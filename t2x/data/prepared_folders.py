@@ -111,7 +111,9 @@ def _function_name(function: types.FunctionType) -> str:
       f'the function {function.__module__}.{function.__qualname__} has no fingerprint: it is a '
       'lambda or defined inside a function; define it at the top level of a module'
     )
-  return f'{function.__module__}.{function.__qualname__}'
+  # Fingerprints of stored runs name the functions of samples by their former folder.
+  module = re.sub(r'^t2x\.samples\.', 't2x.data.samples.', function.__module__)
+  return f'{module}.{function.__qualname__}'
 
 
 def prepare(folder: Path, write: Callable[[Path], object]) -> None:

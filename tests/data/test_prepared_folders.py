@@ -17,7 +17,7 @@ import pytest
 from t2x.base.errors import UserError
 from t2x.data import Batches, Chain, LabelledTexts, PackPairs, PrepareImage, RandAugment
 from t2x.data.prepared_folders import fingerprint, prepare, write_folder
-from t2x.samples import BrownWords, Digits
+from t2x.samples import BrownWords, Digits, name_spans, parts_of_speech
 
 
 def prepare_row(row, rng):
@@ -40,6 +40,11 @@ def test_a_function_counts_by_its_module_and_name():
   assert fingerprint(Holds(prepare_row)) == fingerprint(f'Holds(what={__name__}.prepare_row)')
   assert fingerprint(Holds(functools.partial(prepare_row, 1))) != fingerprint(Holds(prepare_row))
   assert fingerprint(other) == fingerprint(Holds(math.sqrt))
+
+
+def test_functions_of_samples_have_the_fingerprint_of_stored_runs():
+  for name, function in {'parts_of_speech': parts_of_speech, 'name_spans': name_spans}.items():
+    assert fingerprint(Holds(function)) == fingerprint(f'Holds(what=t2x.data.samples.brown.{name})')
 
 
 def test_sets_count_whatever_their_order():
