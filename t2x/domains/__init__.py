@@ -1,1 +1,5 @@
-"""One folder per modality, with all that only it needs. Their `interop.py` and `look.py` are found by the lab."""
+"""One folder per modality, with all that only it needs: embedder, model, data, task, metrics and evaluators.
+
+A domain imports no other domain. Only its `interop.py` (families and tasks of model folders) and `look.py` (drawings of
+`t2x look`) import `t2x.interop` and `t2x.look`, which find them by file name; nothing else imports these two.
+"""
