@@ -99,3 +99,12 @@ def test_first_commands_work_in_an_empty_folder(run, tmp_path):
   assert (tmp_path / 'runs' / 'quickstart' / 'status.json').exists()
   run('new', 'sweep', 'MyHeads')
   run('sweep', 'my_heads.gin', '--dry-run')
+
+
+def test_the_wheel_has_the_modules_of_all_folders(installed):
+  modules = {path.relative_to(ROOT) for path in (ROOT / 't2x').rglob('*.py')}
+  assert {path.relative_to(installed) for path in (installed / 't2x').rglob('*.py')} == modules
+
+
+def test_a_config_names_parts_of_domains_and_samples(run):
+  assert 'ok;' in run('check', 't2x:runs/spoken_strings.gin')
