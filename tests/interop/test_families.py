@@ -228,7 +228,11 @@ REFUSED = [
   ('switch_transformers', {'decoder_sparse_step': 2}, 'decoder_sparse_step = 2'),
   ('switch_transformers', {'router_bias': True}, 'router_bias = True'),
   ('opt', {'do_layer_norm_before': False}, 'do_layer_norm_before = False'),
-  ('opt', {'word_embed_proj_dim': 512, 'hidden_size': 1024}, 'word_embed_proj_dim = 512'),
+  (
+    'opt',
+    {'word_embed_proj_dim': 512, 'hidden_size': 1024},
+    'word_embed_proj_dim = 512 is not supported: must be hidden_size = 1024',
+  ),
   ('gpt_neox', {'hidden_dropout': 0.1}, 'hidden_dropout = 0.1'),
   ('gpt_neo', {'attention_layers': ['local'] * 24}, "attention_layers = ['local'"),
   ('t5', {'dense_act_fn': 'silu'}, "dense_act_fn = 'silu'"),

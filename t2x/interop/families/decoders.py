@@ -5,7 +5,17 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.external_files import Bool, Field, Fields, Int, Many, Only, Text, shown
 from t2x.interop.families.dense import LOCAL, period
-from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes, tied
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Size,
+  activation,
+  only,
+  positive,
+  rates,
+  sizes,
+  tied,
+)
 from t2x.interop.layouts import CONV1D, GROUPED
 from t2x.interop.rope import SCALINGS, Rope
 from t2x.interop.rules import Rule, block, dense, norm
@@ -249,6 +259,15 @@ GPT_NEOX = Family(
   ignored=(r'lm_head\.weight|.*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)',),
 )
 
+
+def _opt_derive(fields: Fields) -> dict[str, Any]:
+  """Refuses embeddings of another width than the layers (opt-350m); adds no values."""
+  width = fields['word_embed_proj_dim']
+  if width not in (None, fields['hidden_size']):
+    raise fields.refused('word_embed_proj_dim', width, f'hidden_size = {fields["hidden_size"]}')
+  return {}
+
+
 # Pre-norm OPT, which includes every release except opt-350m.
 OPT = Family(
   model_type='opt',
@@ -271,8 +290,9 @@ OPT = Family(
     'activation_function': activation('relu'),
     'num_hidden_layers': Layers(12),
     'tie_word_embeddings': tied(True),
+    'word_embed_proj_dim': Size(None),
   },
-  aliases={'word_embed_proj_dim': 'hidden_size'},
+  derive=_opt_derive,
   rules=(
     Rule('model.decoder.embed_tokens.weight', ('embedding.table',)),
     Rule('model.decoder.embed_positions.weight', ('body.encoding.table',)),
