@@ -74,7 +74,7 @@ def measure(program, steps: int, peak: float | None) -> dict:
   """Trains on one batch and returns the measurements to print."""
   import jax
 
-  from t2x.train.logs.flops import peak_flops, step_flops
+  from t2x.train.program import peak_flops, step_flops
 
   task, trainer = program.experiment.task, program.experiment.trainer
   batch, (state, frozen) = random_batch(program), program.init(trainer.seed)
