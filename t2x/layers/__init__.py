@@ -21,7 +21,6 @@ if TYPE_CHECKING:
   from t2x.layers.attention.kernels.splash import *
   from t2x.layers.attention.kernels.xla import *
   from t2x.layers.attention.key_values import *
-  from t2x.layers.attention.masks import *
   from t2x.layers.attention.memory import *
   from t2x.layers.attention.multi_head import *
   from t2x.layers.attention.projections import *

@@ -76,7 +76,6 @@ class BuildContext:
     vocab_size: vocabulary size of the task.
     vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
     pattern: attention pattern of the block, as far as the body, its stages and the block set it; None outside of them.
-    reads_source: whether attention attends to the source instead of its own tokens; see `FromSource`.
   """
 
   position: Position = Position()
@@ -86,7 +85,6 @@ class BuildContext:
   vocab_size: int | None = None
   vocab_multiple: int | None = None
   pattern: Any = None
-  reads_source: bool = False
 
 
 _CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_context')
@@ -124,9 +122,16 @@ def given(build: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _parameters(build: Callable[..., Any]) -> frozenset[str]:
+  """Returns the parameters of a builder; a class with `**settings` also has those of its base class."""
   # Flax's metaclass hides the signature of a class.
-  function = getattr(build, '__init__') if isinstance(build, type) else build  # noqa: B009
-  return frozenset(inspect.signature(function).parameters)
+  owners = [cls for cls in getattr(build, '__mro__', ()) if '__init__' in vars(cls)]
+  names: set[str] = set()
+  for function in [vars(cls)['__init__'] for cls in owners] or [build]:
+    parameters = inspect.signature(function).parameters.values()
+    names |= {p.name for p in parameters}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+      break
+  return frozenset(names)
 
 
 def residual_branches(name: str) -> int:

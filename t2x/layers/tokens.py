@@ -93,14 +93,6 @@ class Tokens:
       return self
     return dataclasses.replace(self, layout=RowLayout.ARBITRARY)
 
-  def as_queries(self) -> 'Tokens':
-    """Returns a view with arrays [#batch, length, 1, ...], which broadcast against `as_keys`."""
-    return jax.tree.map(lambda x: x[:, :, None], self)
-
-  def as_keys(self) -> 'Tokens':
-    """Returns a view with arrays [#batch, 1, length, ...]."""
-    return jax.tree.map(lambda x: x[:, None], self)
-
 
 def grid_places(tokens: Tokens) -> tuple[Any, Any, Any]:
   """Returns the index of each token in its grid of rows and columns, negative for tokens before it, its

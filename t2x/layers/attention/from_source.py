@@ -5,7 +5,7 @@ from collections.abc import Callable
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers.building import building
+from t2x.layers.building import given
 from t2x.layers.interfaces import Sublayer
 
 __all__ = ['FromSource']
@@ -13,6 +13,9 @@ __all__ = ['FromSource']
 
 def FromSource(d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs) -> Sublayer:
   """Builds a sublayer whose attention reads the source instead of its own tokens; `Block.cross` is built by it.
+
+  Its constructor gets the keyword reads_source = True if it takes it; parts around it pass it on
+  (`given`).
 
   Args:
     d_model: width of the input and output.
@@ -22,10 +25,10 @@ def FromSource(d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rng
   Raises:
     UserError: the sublayer does not read a source.
   """
-  with building(reads_source=True):
-    part = sublayer(d_model, rngs=rngs)
+  part = given(sublayer, reads_source=True)(d_model, rngs=rngs)
   if 'source' not in part.reads:
     raise UserError(
-      f'{type(part).__name__} does not attend to a source: use MultiHeadAttention for cross-attention'
+      f'{type(part).__name__} does not attend to a source: use MultiHeadAttention for cross-attention; a part of your '
+      'own takes the keyword reads_source, and gives it to the attention that it builds'
     )
   return part

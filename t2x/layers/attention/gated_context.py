@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.source_attention import SourceAttention
+from t2x.layers.building import given
 from t2x.layers.composites import Around
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Sublayer
@@ -28,6 +29,7 @@ class GatedContext(Around):
     attention: builds the attention to the source.
     gate_dim: 1, one gate for all features (the paper), or d_model, one for each (a common reimplementation).
     kernel_init: initialiser of W.
+    reads_source: whether the attention reads the source; see `FromSource`.
   """
 
   inner_name = 'attention'
@@ -39,9 +41,10 @@ class GatedContext(Around):
     attention: Callable[..., Sublayer] = SourceAttention,
     gate_dim: Size = 1,
     kernel_init: Initializer = xavier_uniform(),
+    reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
-    self.attention: Any = attention(d_model, rngs=rngs)
+    self.attention: Any = given(attention, reads_source=reads_source)(d_model, rngs=rngs)
     if gate_dim not in (1, d_model):
       raise UserError(f'GatedContext.gate_dim = {gate_dim}: must be 1 or d_model = {d_model}')
     axes = ('embed', 'head_dim' if gate_dim > 1 else None)

@@ -73,37 +73,6 @@ class Queries(Protocol):
     ...
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnKeyValues:
-  """Keys and values of the projections of an attention layer, which stores them as they are.
-
-  Attributes:
-    keys: returns the keys before rotation; None if the scores read none.
-    values: returns the values.
-    shapes: see `KeyValues`.
-  """
-
-  keys: Callable[[Array], Array] | None
-  values: Callable[[Array], Array]
-  shapes: tuple[tuple[int, int] | None, tuple[int, int]]
-  rotated_dim: int | None = None
-  cacheable: bool = True
-
-  def project(self, x: Hidden, call: Call) -> Stored:
-    """Returns the rotated keys and the values."""
-    if self.keys is None:
-      return None, self.values(x)
-    return rotated_keys(self.keys(with_addresses(x, call)), call), self.values(x)
-
-  def expand(self, stored: Stored) -> Stored:
-    """Returns the stored arrays."""
-    return stored
-
-  def tokens(self, call: Call) -> Tokens:
-    """Returns the tokens of the call."""
-    return call.tokens
-
-
 class ProjectedKeyValues(nnx.Module):
   """Base class of `KeyValues` with parameters, which stores one key and one value for each token of the call."""
 

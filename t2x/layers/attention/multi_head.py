@@ -32,15 +32,16 @@ from t2x.layers.attention.kernels import (
   Logits,
   PositionTerms,
 )
+from t2x.layers.attention.kernels.base import attention_mask
 from t2x.layers.attention.key_values import (
   KeyValues,
-  OwnKeyValues,
   Queries,
+  Stored,
   prepared,
+  rotated_keys,
   rotated_queries,
   with_addresses,
 )
-from t2x.layers.attention.masks import attention_mask
 from t2x.layers.attention.memory import PersistentMemory
 from t2x.layers.attention.projections import (
   HeadNorms,
@@ -55,7 +56,6 @@ from t2x.layers.attention.projections import (
 )
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
-from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
@@ -96,6 +96,7 @@ class MultiHeadAttention(nnx.Module):
     kernel_init: initialiser of the query, key and value projections.
     value_init: initialiser of the value projection. None: `kernel_init`.
     out_init: initialiser of the output projection. None: `kernel_init`.
+    reads_source: whether it attends to the source; `FromSource` gives it, no config.
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide num_heads, the
@@ -128,9 +129,10 @@ class MultiHeadAttention(nnx.Module):
     kernel_init: Initializer = xavier_uniform(),
     value_init: Initializer | None = None,
     out_init: Initializer | None = None,
+    reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
-    name, self.reads_source = type(self).__name__, build_context().reads_source
+    name, self.reads_source = type(self).__name__, reads_source
     self.heads = heads = Heads.of(self, d_model, num_heads, num_kv_heads, head_dim, value_dim)
     self.scores = heads.build(scores, rngs=rngs)
     reads = self.score_inputs
@@ -216,11 +218,34 @@ class MultiHeadAttention(nnx.Module):
 
   @property
   def _stored_by(self) -> KeyValues:
-    """The part that computes keys and values, of `key_values` or of the layer's own projections."""
-    if self.key_values is not None:
-      return self.key_values
-    shapes = None if self.k is None else self.heads.keys, self.heads.values
-    return OwnKeyValues(None if self.k is None else self._keys, self._values, shapes)
+    """The part that computes keys and values: `key_values`, or the layer with its own projections."""
+    return self if self.key_values is None else self.key_values
+
+  # The interface KeyValues of the layer's own projections.
+  rotated_dim: int | None = None
+  cacheable: bool = True
+
+  @property
+  def shapes(self) -> tuple[tuple[int, int] | None, tuple[int, int]]:
+    """Heads and features of keys and values, which a cache holds; None: the scores read no keys."""
+    return None if self.k is None else self.heads.keys, self.heads.values
+
+  def project(self, x: Float[Array, 'batch length d_model'], call: Call) -> Stored:
+    """Returns the rotated keys and the values of the layer's own projections."""
+    encoding = call.encoding
+    if self.k is None:
+      return None, self._values(x)
+    if encoding is None:
+      return self._keys(x), self._values(x)
+    return rotated_keys(self._keys(encoding.address(x, call.tokens)), call), self._values(x)
+
+  def expand(self, stored: Stored) -> Stored:
+    """Returns the stored arrays."""
+    return stored
+
+  def tokens(self, call: Call) -> Tokens:
+    """Returns the tokens of the call."""
+    return call.tokens
 
   def __call__(
     self,
@@ -260,14 +285,18 @@ class MultiHeadAttention(nnx.Module):
     self, x: Array, call: Call, cache: KeyValueCache | InputMemory | None
   ) -> tuple[AttentionInputs, KeyValueCache | InputMemory | None, dict[str, Array]]:
     slots, source = call.slots, self._stored_by
-    q = None if self.q is None else self._queries(with_addresses(x, call))
-    rotated, of_keys = rotated_queries(q, call, source.rotated_dim), call
+    encoding, of_keys = call.encoding, call
+    addressed = x if encoding is None else encoding.address(x, call.tokens)
+    q = None if self.q is None else self._queries(addressed)
+    rotated = q if encoding is None else rotated_queries(q, call, source.rotated_dim)
     if isinstance(cache, InputMemory):
       assert slots is not None  # They hold the metadata of the memory.
       x, cache = cache.extend(x)
       of_keys = dataclasses.replace(call, tokens=slots.tokens)
     k, v = source.project(x, of_keys)
-    call, k_tokens, cache = prepared(x, call, source.tokens(of_keys), cache)
+    k_tokens = source.tokens(of_keys)
+    if encoding is not None:
+      call, k_tokens, cache = prepared(x, call, k_tokens, cache)
     extras: dict[str, Array] = {}
     if self.values is not None:
       v, extras = self.values(v, call)
@@ -299,14 +328,17 @@ class MultiHeadAttention(nnx.Module):
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
-    return normalized(self.q(x), self.q_norm, 'q' in self.joint_norms)
+    q = self.q(x)
+    return q if self.q_norm is None else normalized(q, self.q_norm, 'q' in self.joint_norms)
 
   def _keys(self, x: Array) -> Array:
     assert self.k is not None  # The scores read keys.
-    return normalized(self.k(x), self.k_norm, 'k' in self.joint_norms)
+    k = self.k(x)
+    return k if self.k_norm is None else normalized(k, self.k_norm, 'k' in self.joint_norms)
 
   def _values(self, x: Array) -> Array:
-    return normalized(self.v(x), self.v_norm, 'v' in self.joint_norms)
+    v = self.v(x)
+    return v if self.v_norm is None else normalized(v, self.v_norm, 'v' in self.joint_norms)
 
   def _inputs(
     self,
@@ -368,14 +400,15 @@ class MultiHeadAttention(nnx.Module):
     if self.reads_source:
       check_source_parts(name, self.scores, self.score_inputs, self.values)
       encoding = source_of(self, call.source).encoding
-    else:
+    elif call.source is not None:
       check_no_source(self, call)
     if isinstance(cache, InputMemory) and self.values is not None:
       raise UserError(
         f'{name}.values cannot mix the values of a memory, because the first layer has other tokens in its '
         'memory: leave it out'
       )
-    check_length(self.scores, length)
+    if self.scores.max_length is not None:
+      check_length(self.scores, length)
     if encoding is None:
       return
     check_encoding(name, encoding, self.scores, self.score_inputs, self.key_values)

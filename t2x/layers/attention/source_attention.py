@@ -14,7 +14,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.cache import SourceCache, source_queries
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.attention.kernels import AttentionInputs, Auto, Dense
-from t2x.layers.attention.masks import attention_mask
+from t2x.layers.attention.kernels.base import attention_mask
 from t2x.layers.attention.projections import Heads
 from t2x.layers.attention.scores import AdditiveScores, DotProductScores
 from t2x.layers.dtypes import Dtypes

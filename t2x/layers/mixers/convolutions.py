@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
 from t2x.layers.attention.head_projections import Hidden, check_no_source
-from t2x.layers.attention.masks import check_reads
+from t2x.layers.attention.kernels.base import check_reads
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums

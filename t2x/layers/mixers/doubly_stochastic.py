@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative
 from t2x.layers.attention.head_projections import source_of
+from t2x.layers.building import given
 from t2x.layers.composites import Around
 from t2x.layers.interfaces import Aux, Call, Result, Sublayer
 
@@ -29,6 +30,7 @@ class DoublyStochastic(Around):
     d_model: width of the input and output.
     sublayer: builds the sublayer, such as `StateBeforeDecoder`, or `MultiHeadAttention` as `Block.cross`.
     weight: coefficient of the penalty.
+    reads_source: whether the sublayer attends to the source; see `FromSource`.
 
   Raises:
     UserError: the sublayer does not attend to a source.
@@ -40,9 +42,10 @@ class DoublyStochastic(Around):
     *,
     sublayer: Callable[..., Sublayer],
     weight: NonNegative = 1.0,
+    reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
-    self.sublayer: Any = sublayer(d_model, rngs=rngs)
+    self.sublayer: Any = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
     if not {'source', 'record.probabilities'} <= self.sublayer.reads:
       raise UserError(
         f'DoublyStochastic.sublayer = @{type(self.sublayer).__name__} has no attention to a source whose probabilities '

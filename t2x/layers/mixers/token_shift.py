@@ -12,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from t2x.layers.attention.head_projections import Hidden
-from t2x.layers.attention.masks import check_reads
+from t2x.layers.attention.kernels.base import check_reads
+from t2x.layers.building import given
 from t2x.layers.caches import Cache
 from t2x.layers.composites import Around
 from t2x.layers.interfaces import Call, Result, Source, Sublayer
@@ -53,11 +54,19 @@ class TokenShift(Around):
   Args:
     d_model: width of the input and output.
     sublayer: builds the token mixer or feed-forward layer.
+    reads_source: whether the sublayer attends to the source; see `FromSource`.
   """
 
-  def __init__(self, d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs):
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    sublayer: Callable[..., Sublayer],
+    reads_source: bool = False,
+    rngs: nnx.Rngs,
+  ):
     self.d_model = d_model
-    self.sublayer: Any = sublayer(d_model, rngs=rngs)
+    self.sublayer: Any = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:

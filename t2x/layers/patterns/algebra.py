@@ -13,6 +13,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jaxtyping import Bool, Int8
 
@@ -70,8 +71,7 @@ class Pattern(abc.ABC):
 
     Args:
       q: metadata of queries, as NumPy or JAX arrays. Absent marks are false.
-      k: metadata of keys, with arrays that broadcast against those of `q` (`Tokens.as_queries`,
-        `Tokens.as_keys`).
+      k: metadata of keys, with arrays that broadcast against those of `q` (`query_key_views`).
     """
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
@@ -199,7 +199,7 @@ class Pattern(abc.ABC):
       k: metadata of the keys, as `q`.
     """
     q, k = (Tokens(np.arange(x)[None]) if isinstance(x, int) else x for x in (q, k))
-    return np.asarray(self.allows(q.as_queries(), k.as_keys()))[0]
+    return np.asarray(self.allows(*query_key_views(q, k)))[0]
 
   def __and__(self, other: 'Pattern') -> 'Pattern':
     if not isinstance(other, Pattern):
@@ -420,6 +420,12 @@ class Not(Pattern):
 
   def __repr__(self) -> str:
     return f'~{self.pattern}'
+
+
+def query_key_views(q: Tokens, k: Tokens) -> tuple[Tokens, Tokens]:
+  """Returns views of the metadata of queries, [#batch, length, 1, ...], and of keys, [#batch, 1, length, ...], which
+  broadcast against each other."""
+  return jax.tree.map(lambda x: x[:, :, None], q), jax.tree.map(lambda x: x[:, None], k)
 
 
 def mark_names(pattern: Pattern) -> list[str]:

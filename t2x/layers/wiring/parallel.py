@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty
-from t2x.layers.building import at_position, build_context
+from t2x.layers.building import at_position, build_context, given
 from t2x.layers.caches import Cache
 from t2x.layers.composites import (
   caches_of,
@@ -121,6 +121,7 @@ class Parallel(_Parts):
     parts: builders of the sublayers by name.
     norm: builds the norm of the input, which the parts share; None: no norm.
     own_norms: builders of norms by part, which replace the shared norm.
+    reads_source: whether the parts attend to the source; see `FromSource`.
 
   Raises:
     UserError: a name is taken, `own_norms` names no part, or no part uses `norm`.
@@ -133,6 +134,7 @@ class Parallel(_Parts):
     parts: Annotated[Mapping[str, Callable[..., Sublayer]], NonEmpty],
     norm: Callable[..., Norm] | None = None,
     own_norms: Mapping[str, Callable[..., Norm]] | None = None,
+    reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
     own_norms = own_norms or {}
@@ -154,7 +156,7 @@ class Parallel(_Parts):
         num_branches=None if position.num_branches is None else num * position.num_branches,
         branch=None if position.branch is None else num * position.branch + index,
       ):
-        set_part(self, name, build(d_model, rngs=rngs))
+        set_part(self, name, given(build, reads_source=reads_source)(d_model, rngs=rngs))
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: PartCaches | None = None
@@ -199,6 +201,7 @@ class Sequential(_Parts):
     d_model: width of the input.
     parts: builders of the sublayers by name, in the order of application.
     wiring: builds the wiring of each part, or such builders by the names of all parts.
+    reads_source: whether the parts attend to the source; see `FromSource`.
 
   Raises:
     UserError: a name is taken, `wiring` does not have the names of the parts, or a wiring has several streams.
@@ -210,12 +213,13 @@ class Sequential(_Parts):
     *,
     parts: Annotated[Mapping[str, Callable[..., Sublayer]], NonEmpty],
     wiring: Callable[..., Wiring] | Mapping[str, Callable[..., Wiring]] = Plain,
+    reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
     wirings = wirings_of(self, wiring, parts)
     self.names = tuple(parts)
     for name, build in parts.items():
-      set_part(self, name, build(d_model, rngs=rngs))
+      set_part(self, name, given(build, reads_source=reads_source)(d_model, rngs=rngs))
       own = wirings[name](d_model, rngs=rngs)
       if own.num_streams > 1:
         raise UserError(

@@ -9,19 +9,25 @@ import pytest
 from applying import applied
 from flax import nnx
 
+from t2x import config as config_lib
 from t2x.base.errors import UserError
 from t2x.layers import (
   MLP,
   AddressPositions,
   Causal,
+  DoublyStochastic,
   FromSource,
   Full,
+  GatedContext,
   MultiHeadAttention,
+  Parallel,
   RMSNorm,
   RoPE,
+  Sequential,
   Source,
   T5Bias,
   Tokens,
+  TokenShift,
   Window,
 )
 from tests.layers.attention.test_multi_head import (
@@ -123,3 +129,54 @@ def test_self_attention_and_a_source_are_refused_and_cross_attention_without_one
     build(cross_attention).init_cache(BATCH, 9)
   with pytest.raises(UserError, match='MLP does not attend to a source'):
     FromSource(WIDTH, sublayer=functools.partial(MLP, hidden_dim=4), rngs=nnx.Rngs(0))
+
+
+def test_whether_attention_reads_the_source_is_no_setting_of_configs(tmp_path):
+  file = tmp_path / 'own.gin'
+  file.write_text('MultiHeadAttention:\n  num_heads = 2\n  reads_source = True\n')
+  with pytest.raises(UserError) as raised:
+    config_lib.load([file], registry_modules=['t2x.layers'], root='@MultiHeadAttention')
+  assert str(raised.value) == (
+    f'{file}:3: MultiHeadAttention.reads_source is set by the part that contains MultiHeadAttention: remove this '
+    'binding'
+  )
+
+
+COMPOSITES = {
+  'gate': functools.partial(
+    GatedContext, attention=functools.partial(MultiHeadAttention, num_heads=2)
+  ),
+  'penalty': functools.partial(
+    DoublyStochastic, sublayer=functools.partial(MultiHeadAttention, num_heads=2)
+  ),
+  'shift': functools.partial(
+    TokenShift, sublayer=functools.partial(MultiHeadAttention, num_heads=2)
+  ),
+  'parallel': functools.partial(
+    Parallel, parts={'a': functools.partial(MultiHeadAttention, num_heads=2)}
+  ),
+  'sequence': functools.partial(
+    Sequential, parts={'a': functools.partial(MultiHeadAttention, num_heads=2)}
+  ),
+}
+
+
+@pytest.mark.parametrize('composite', COMPOSITES.values(), ids=COMPOSITES)
+def test_parts_around_attention_pass_on_that_it_reads_the_source(composite):
+  built = FromSource(8, sublayer=composite, rngs=nnx.Rngs(0))
+  assert 'source' in built.reads
+
+
+def test_a_part_that_does_not_pass_it_on_is_refused_with_the_keyword_to_take():
+  class Own(nnx.Module):
+    def __init__(self, d_model, *, rngs):
+      self.attention = MultiHeadAttention(d_model, num_heads=2, rngs=rngs)
+      self.reads = self.attention.reads
+
+  class Renamed(MultiHeadAttention):
+    def __init__(self, d_model, **settings):
+      super().__init__(d_model, num_heads=2, **settings)
+
+  with pytest.raises(UserError, match=r'^Own does not attend to a source: .*keyword reads_source'):
+    FromSource(8, sublayer=Own, rngs=nnx.Rngs(0))
+  assert 'source' in FromSource(8, sublayer=Renamed, rngs=nnx.Rngs(0)).reads

@@ -29,7 +29,6 @@ from t2x.layers import (
   zeros,
 )
 from t2x.layers.attention.projections import Heads
-from t2x.layers.building import building
 
 torch = pytest.importorskip('torch', reason="the extra 'references' is not installed")
 pytest.importorskip('transformers', reason="the extra 'references' is not installed")
@@ -54,8 +53,8 @@ def moved(part, scale=0.4):
 
 def build(kernel=Dense(), reads_source=False, **settings):
   settings = {'num_heads': HEADS, 'num_kv_heads': KV_HEADS} | settings
-  with building(reads_source=reads_source):
-    return moved(MultiHeadAttention(WIDTH, kernel=kernel, rngs=nnx.Rngs(0), **settings))
+  settings = {'reads_source': reads_source, 'kernel': kernel} | settings
+  return moved(MultiHeadAttention(WIDTH, rngs=nnx.Rngs(0), **settings))
 
 
 attend = jax.jit(

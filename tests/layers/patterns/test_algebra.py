@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.base.errors import UserError
-from t2x.layers.attention.masks import attention_mask, check_reads
+from t2x.layers.attention.kernels.base import attention_mask, check_reads
 from t2x.layers.patterns.algebra import (
   Causal,
   Full,

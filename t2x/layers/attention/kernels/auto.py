@@ -44,10 +44,15 @@ class Auto(Kernel):
     """Returns the kernel and the reason for the choice, from shapes, dtypes and static fields only."""
     cudnn = XLA('cudnn')
     size = f'{inputs.q_len} x {inputs.k_len} scores'
-    refusal = cudnn.supports(inputs)
+    is_gpu = target() == 'gpu'
+    refusal = (
+      cudnn.supports(inputs)
+      if is_gpu
+      else f'cuDNN needs an NVIDIA GPU, but the backend is {target()}'
+    )
     if refusal is None:
       return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
-    pallas = [PallasMHA()] if target() == 'gpu' else []
+    pallas = [PallasMHA()] if is_gpu else []
     if inputs.q_len * inputs.k_len <= self._limit(inputs, pallas):
       return Dense(), f'{size} are few; {refusal}'
     splash = [Splash()] if target() == 'tpu' else []

@@ -16,6 +16,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   Kernel,
+  check_reads,
   common_layout,
   not_tiled,
   softmax_dtype,
@@ -32,7 +33,6 @@ from t2x.layers.attention.kernels.tile_loops import (
   tile_gradients,
   weighted_output,
 )
-from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import rounded_sums, zero_sums
 

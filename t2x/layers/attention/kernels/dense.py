@@ -15,10 +15,10 @@ from t2x.layers.attention.kernels.base import (
   Kernel,
   Logits,
   apply_soft_cap,
+  attention_mask,
   softmax_dtype,
   zero_masked_queries,
 )
-from t2x.layers.attention.masks import attention_mask
 from t2x.layers.counting import pair_products
 from t2x.layers.parameters import dropout
 from t2x.layers.products import merged_attention, on_one_cpu
@@ -56,8 +56,7 @@ class Dense(Kernel):
       q = _grouped_queries(scores.q, inputs.num_heads // v.shape[2])
       # The compiler would not merge products of bfloat16.
       wide = (x.astype(inputs.dtype) for x in (q, scores.k, v))
-      with pair_products():
-        out = merged_attention(scores.scale, *wide, added)
+      out = _merged_attention(scores.scale, *wide, added)
       out = _by_query(out, inputs).astype(v.dtype)
     else:
       probabilities, mask = self._grouped_probabilities(inputs)
@@ -140,6 +139,10 @@ class Dense(Kernel):
     else:
       dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)
     return apply_soft_cap(dots * scores.scale, scores.soft_cap)
+
+
+# The products of all pairs.
+_merged_attention = pair_products()(merged_attention)
 
 
 def _can_merge(scores: DotProduct, inputs: AttentionInputs) -> bool:

@@ -20,6 +20,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   Kernel,
+  check_reads,
   common_layout,
   softmax_dtype,
 )
@@ -38,7 +39,6 @@ from t2x.layers.attention.kernels.tile_loops import (
   tile_gradients,
   weighted_output,
 )
-from t2x.layers.attention.masks import check_reads
 from t2x.layers.constraints import Split, constrain, split_of
 from t2x.layers.dtypes import rounded_sums, zero_sums
 from t2x.layers.patterns.algebra import Pattern, mark_names

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.layers.attention.masks import visible_tiles
+from t2x.layers.attention.kernels.base import visible_tiles
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens

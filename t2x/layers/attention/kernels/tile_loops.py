@@ -23,8 +23,8 @@ from t2x.layers.attention.kernels.base import (
   DotProduct,
   apply_soft_cap,
   softmax_dtype,
+  visible,
 )
-from t2x.layers.attention.masks import visible
 from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
 from t2x.layers.parameters import keep_probability

@@ -15,11 +15,11 @@ from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
+  attention_mask,
   no_forward_mode,
   not_tiled,
   zero_masked_queries,
 )
-from t2x.layers.attention.masks import attention_mask
 from t2x.layers.constraints import num_parts
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.tokens import RowLayout, Tokens

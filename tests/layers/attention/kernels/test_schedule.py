@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.layers.attention.kernels import AttentionInputs, Blockwise, Dense, DotProduct
+from t2x.layers.attention.kernels.base import visible
 from t2x.layers.attention.kernels.schedule import tiles_to_visit
-from t2x.layers.attention.masks import visible
 from t2x.layers.patterns.algebra import Causal, Marked, Prefix, Window
 from t2x.layers.patterns.tiles import FULL, PARTIAL, SKIP
 from t2x.layers.tokens import RowLayout, Tokens
