@@ -2,23 +2,50 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from t2x.base.calendar import CalendarField
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Size
+from t2x.domains.series.forecast_distributions import ForecastDistribution
 from t2x.domains.series.sources import SeriesSource
 from t2x.domains.series.windows import Windows, scale_of
 from t2x.layers.keys import row_keys
-from t2x.models import Inputs, Output
+from t2x.models import Inputs, Model, Output
 from t2x.tasks.base import Task
 from t2x.tasks.output import TaskOutput
 
 __all__ = ['AutoregressiveForecast', 'Forecast']
+
+
+@runtime_checkable
+class ForecastModel(Model, Protocol):
+  """Interface of models that forecast series.
+
+  Attributes:
+    horizon: number of future values.
+    distribution: the distribution of a future value.
+  """
+
+  horizon: int
+  distribution: ForecastDistribution
+
+  def __call__(
+    self, series: Float[Array, 'batch context channels'], *others: Array, key: Array | None = None
+  ) -> Output:
+    """Returns the parameters of the distributions, [batch, horizon, channels, parameters].
+
+    Args:
+      series: the context.
+      *others: further arrays, those of `spec.inputs`.
+      key: random keys of the rows; None in evaluation.
+    """
+    ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,8 +134,13 @@ class Forecast(Task):
     }
 
   def check_model(self, model: Any) -> None:
-    """Also raises UserError if the model has another horizon."""
+    """Also raises UserError if the model is no `ForecastModel`, or has another horizon."""
     super().check_model(model)
+    if not isinstance(model, ForecastModel):
+      raise UserError(
+        f'{type(self).__name__} needs a model with the attributes horizon and distribution, which '
+        f'@{type(model).__name__} lacks: define them, or use @Forecaster'
+      )
     if model.horizon != self.horizon:
       raise UserError(
         f'{type(self).__name__}.horizon = {self.horizon}, but {type(model).__name__}.horizon = {model.horizon}: make '
@@ -120,11 +152,11 @@ class Forecast(Task):
     has_context = (~jnp.isnan(batch['series'])).any(axis=1, keepdims=True)
     return (~jnp.isnan(batch['future']) & has_context) * batch['weight'][:, None, None]
 
-  def predictions(self, model: Any, batch: Any, key: jax.Array | None) -> Output:
+  def predictions(self, model: ForecastModel, batch: Any, key: jax.Array | None) -> Output:
     """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""
     return model(batch['series'], key=key)
 
-  def forecasts(self, model: Any, batch: Any) -> jax.Array:
+  def forecasts(self, model: ForecastModel, batch: Any) -> jax.Array:
     """Returns what `quantiles` reads of a batch; a traced function."""
     return self.predictions(model, batch, None).x
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -265,6 +266,11 @@ def test_other_models_levels_and_seasons_are_errors():
     own.check_model(forecaster(context=9))
   with pytest.raises(UserError, match=r'Forecast.horizon = 3, but Forecaster.horizon = 2'):
     own.check_model(forecaster(horizon=2))
+  lacking = SimpleNamespace(spec=forecaster().spec, __call__=None)
+  with pytest.raises(
+    UserError, match=r'Forecast needs a model with the attributes horizon and distribution'
+  ):
+    own.check_model(lacking)
   scores = ForecastScores(seasons=(SEASON,))
   with pytest.raises(UserError, match=r'no quantile of level 0.1: add it to Quantiles.levels'):
     scores.check(own, forecaster(Quantiles(levels=(0.4, 0.5, 0.6))))
