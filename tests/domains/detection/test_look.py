@@ -5,7 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from detectors import CLASSES, task
 
+from t2x.base.names import domain_modules
 from t2x.domains.detection.look import draw_boxes, look_at_boxes
 from t2x.look import Look
 from t2x.look.page import page_data
@@ -52,3 +54,15 @@ def test_probable_predictions_and_objects_are_drawn(tmp_path):
   assert path.name == 'boxes_of_it.png'
   [[title, url]] = page_data(look, {})['drawings']
   assert title == 'Boxes of it' and url.startswith('data:image/png;base64,')
+
+
+def test_the_lab_finds_the_drawings_of_a_task_by_file_name():
+  [module] = domain_modules('look')
+  own, image = task(96, 192), PIXELS / np.float32(255)
+  assert isinstance(own, module.TASK)
+  boxes = np.array([[0.25, 0.5, 0.4, 0.5], [0, 0, 0, 0]], np.float32)
+  # The second box is padding.
+  example = {'image': image, 'boxes': boxes, 'label': np.array([2, CLASSES])}
+  drawn = module.drawings(Fixed(), own, example, PIXELS, 'class {}'.format)
+  expected = look_at_boxes(Fixed(), image, PIXELS, [(boxes[0], 'class 2')], name='class {}'.format)
+  np.testing.assert_array_equal(drawn['Boxes'], expected)
