@@ -16,6 +16,7 @@ from typing import Any
 from flax import nnx
 
 from t2x import layers
+from t2x.base.names import names as names_in
 
 
 def _same_kind(parts: Iterable[Any]) -> Any:
@@ -255,7 +256,13 @@ def has_option(template: str, option: str, model: Any) -> bool:
 
 def is_part(value: Any, name: str) -> bool:
   """Returns whether a value of a model is an instance of class `name`, or the function `name`."""
-  return value is not None and (type(value).__name__ == name or value is vars(layers).get(name))
+  return value is not None and (type(value).__name__ == name or value is _function(name))
+
+
+def _function(name: str) -> Any:
+  """Returns what t2x.layers exports under a name; None: nothing."""
+  exported = {entry.name for entry in names_in('t2x.layers')}
+  return getattr(layers, name) if name in exported else None
 
 
 def _matches(text: str, value: Any) -> bool:

@@ -1,5 +1,8 @@
 """Templates are filled in with values, and the same values are read back from the model."""
 
+import importlib
+
+import pytest
 import tiny_models
 
 from t2x.interop.template import GinReference, fill, has_option, read_back, write
@@ -136,3 +139,11 @@ first/Block.wiring = {
   built = model(DECODER + more, VALUES | {'blocks': blocks})
   assert has_option(DECODER, more, built)
   assert not has_option(DECODER, more, model(DECODER, VALUES))
+
+
+@pytest.mark.parametrize('name', ['silu', 'relu', 'gelu_exact'])
+def test_a_function_is_recognised_before_its_name_was_used(name):
+  """The package imports its modules when their names are first used."""
+  vars(layers).pop(name, None)
+  assert is_part(getattr(importlib.import_module(MODULE), name), name)
+  assert not is_part(getattr(importlib.import_module(MODULE), name), 'Decoder')
