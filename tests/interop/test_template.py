@@ -5,7 +5,10 @@ import importlib
 import pytest
 import tiny_models
 
-from t2x.interop.template import GinReference, fill, has_option, read_back, write
+from t2x import layers
+from t2x.interop.template import GinReference, fill, has_option, is_part, read_back, write
+
+MODULE = 't2x.layers.feed_forward.activations'
 
 DECODER = """
 Experiment.model = @LanguageModel
