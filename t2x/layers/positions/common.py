@@ -215,6 +215,8 @@ class RoPE(PositionEncoding):
       radians = self.scaling(radians)
     # [batch, length, 1, size / 2]
     angles = positions[:, :, None, None].astype(jnp.float32) * radians[None, None, None]
+    if size == x.shape[-1]:
+      return rotate_pairs(x, angles, self.interleaved)
     rotated = rotate_pairs(x[..., :size], angles, self.interleaved)
     return jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
