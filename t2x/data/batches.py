@@ -19,7 +19,7 @@ from t2x.base.errors import UserError
 from t2x.data.prepared_folders import fingerprint, is_former
 from t2x.data.sources.base import BulkExamples, Source, example_names, label_values, read_at
 
-__all__ = ['Batches', 'Chain', 'InOrder', 'Order', 'Repeated', 'evaluation_batches']
+__all__ = ['Batches', 'Chain', 'Order', 'Repeated', 'evaluation_batches']
 
 Batch = dict[str, np.ndarray]
 # Rounds of the network that shuffles.
@@ -92,18 +92,6 @@ class Shuffled(Order):
 
   def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
     return shuffled(np.arange(numbers.start, numbers.stop), self.size, self.seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class InOrder(Order):
-  """Every row once per epoch, in the order of the rows."""
-
-  size: int
-  identity = False
-
-  def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
-    epoch, index = np.divmod(np.arange(numbers.start, numbers.stop), self.size)
-    return epoch, index
 
 
 @dataclasses.dataclass(frozen=True)

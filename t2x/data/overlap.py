@@ -11,7 +11,7 @@ import numpy as np
 
 from t2x.data.ngrams import hashed_batches, words_of
 
-__all__ = ['Overlap', 'find_overlap']
+__all__ = ['find_overlap']
 
 
 class Match(NamedTuple):

@@ -12,7 +12,7 @@ from t2x.data.packing import add_positions
 from t2x.data.plans import padded, segments_of
 from t2x.data.tokenizers.base import Tokenizer
 
-__all__ = ['Resegment', 'SampledPieces']
+__all__ = ['SampledPieces']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from t2x.base.errors import UserError
 from t2x.data.labelled import LabelledPlan
 from t2x.data.plans import Column, Plan, text_of
 
-__all__ = ['Choice', 'SeveralTexts']
+__all__ = ['Choice']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-__all__ = ['Attention', 'Grid', 'HeadStatistics']
+__all__ = ['Attention', 'Grid']
 
 
 @dataclasses.dataclass(frozen=True)

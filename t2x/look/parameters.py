@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from t2x.layers import FactorisedEmbedding, PositionEncoding, TokenEmbedding, Tokens
 from t2x.look.attention import Grid
 
-__all__ = ['Neighbour', 'Neighbours', 'PositionVectors']
+__all__ = ['Neighbours', 'PositionVectors']
 
 # Maximum number of positions in a picture, from 0.
 MAX_POSITIONS = 128

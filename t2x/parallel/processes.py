@@ -32,7 +32,7 @@ from t2x.base.errors import UserError, first_line
 from t2x.base.terminal import print_final_line
 from t2x.parallel.native_output import filter_native_output
 
-__all__ = ['Cluster', 'Processes', 'connect', 'find_cluster', 'process_part']
+__all__ = ['Processes', 'connect', 'find_cluster', 'process_part']
 
 log = logging.getLogger('t2x')
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_order import InOrder
 from tiny_source import Dying
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, Bytes, InOrder, MaskTokens, evaluation_batches, prefetch
+from t2x.data import Batches, Bytes, MaskTokens, evaluation_batches, prefetch
 from t2x.data.batches import shuffled
 
 BYTES = Bytes().train([])

@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+from in_order import InOrder
 from rich.console import Console
 from tiny_source import Texts
 
@@ -10,7 +11,6 @@ from t2x.data import (
   Batches,
   Bytes,
   ConcatenateAndSplit,
-  InOrder,
   MaskTokens,
   PackPairs,
   PrepareImage,

@@ -20,13 +20,13 @@ from t2x.data import (
   Bytes,
   ConcatenateAndSplit,
   PackPairs,
-  Resegment,
   SampledPieces,
   SentencePiece,
   WordPiece,
   evaluation_batches,
   token_rows,
 )
+from t2x.data.resegmenting import Resegment
 from t2x.data.tokenizers.merges import apply_merges
 
 CONFIGS = {

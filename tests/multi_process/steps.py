@@ -11,7 +11,8 @@ import time
 
 from t2x.base.errors import UserError
 from t2x.base.signals import handle_signals
-from t2x.parallel import Cluster, connect
+from t2x.parallel import connect
+from t2x.parallel.processes import Cluster
 
 
 class Interrupted(io.StringIO):

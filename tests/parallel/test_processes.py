@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from t2x.base.errors import UserError
-from t2x.parallel import Cluster, Mesh, Processes, batch_sharding, find_cluster, process_part
+from t2x.parallel import Mesh, Processes, batch_sharding, find_cluster, process_part
 from t2x.parallel.native_output import translate
-from t2x.parallel.processes import _part
+from t2x.parallel.processes import Cluster, _part
 
 SLURM = {
   'SLURM_JOB_ID': '4099',

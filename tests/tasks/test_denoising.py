@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_models import PAIR, WithLogits, spec
+from in_order import InOrder
 
 from t2x.base.errors import UserError
-from t2x.data import Batches, Bytes, InOrder, SampledPieces, SentencePiece, TextFiles
+from t2x.data import Batches, Bytes, SampledPieces, SentencePiece, TextFiles
 from t2x.layers import Causal
 from t2x.models import Output
 from t2x.tasks import SpanCorruption

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_order import InOrder
 
 from t2x.base.errors import UserError
 from t2x.cli import main
@@ -16,7 +17,6 @@ from t2x.data import (
   Chain,
   ColourJitter,
   CropAndResize,
-  InOrder,
   PrepareImage,
   RandAugment,
   RandomErasing,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from in_order import InOrder
 
 from t2x.base.errors import UserError
 from t2x.data import (
@@ -15,7 +16,6 @@ from t2x.data import (
   BestFitDocuments,
   Bytes,
   FullRows,
-  InOrder,
   RestartPositions,
   SampledPieces,
   TextFiles,

@@ -12,7 +12,8 @@ from tiny_lm import ATTENTION, causal_lm, full_rows, lm
 
 from t2x.base.errors import UserError
 from t2x.base.step import plain_operations
-from t2x.layers import MLP, Aux, Capacity, LoadBias, LoadRule, MixtureOfExperts, TopK, param, zeros
+from t2x.layers import MLP, Aux, Capacity, LoadBias, MixtureOfExperts, TopK, param, zeros
+from t2x.layers.feed_forward.balancing import LoadRule
 from t2x.layers.rules import reported
 from t2x.models import Block, ReversibleStack, Stack
 from t2x.parallel import Mesh

@@ -17,7 +17,7 @@ from t2x.layers.interfaces import Aux
 from t2x.layers.parameters import param
 from t2x.layers.rules import Rule, reported
 
-__all__ = ['BatchBalance', 'Choices', 'LoadBias', 'LoadRule', 'RouterLoss', 'RowBalance', 'ZLoss']
+__all__ = ['BatchBalance', 'Choices', 'LoadBias', 'RouterLoss', 'RowBalance', 'ZLoss']
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from t2x.layers.interfaces import Call, Result, Source
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.recurrence import LinearState
 
-__all__ = ['FlowAttention', 'FlowState']
+__all__ = ['FlowAttention']
 
 # Added to features and their sums, as in the authors' code; also the lower bound of a sum that is 0 for padding.
 EPSILON = 1e-6

@@ -27,7 +27,7 @@ from t2x.layers.parameters import Initializer, param
 from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens, check_slots, to_blocks
 
-__all__ = ['CompressedMemory', 'MemoryCompressedAttention']
+__all__ = ['MemoryCompressedAttention']
 
 
 class StridedConvolution(nnx.Module):
