@@ -9,7 +9,7 @@ from tests.test_house import LAB, ROOT, closure, quickstart_modules, unit_of
 
 # Maxima: lower them when the numbers fall, and raise one only in the commit that needs it, with the reason. Aims:
 # 60 files for a step, 340 modules.
-MOST = {'step': 73, 'attention': 10, 'loaded': 240}
+MOST = {'step': 69, 'attention': 10, 'loaded': 235}
 
 
 def measured(what: str) -> set[str]:
