@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers import NO_AUX, Aux, named_key
-from t2x.models import Output, TextModel
+from t2x.models import Model, Output
 from t2x.models.losses import Sums
 from t2x.tasks.base import Task
 from t2x.tasks.output import TaskOutput
@@ -40,7 +40,7 @@ class Auxiliary(Protocol):
   A task has auxiliaries by name: the loss term of the objective NAME is reported as NAME, its metrics as NAME_METRIC.
   """
 
-  def check_model(self, model: TextModel, task: Task) -> None:
+  def check_model(self, model: Model, task: Task) -> None:
     """Raises UserError if the model cannot learn the objective from the rows of the task."""
 
   def term_weight(
@@ -56,7 +56,7 @@ class Auxiliary(Protocol):
 
   def __call__(
     self,
-    model: TextModel,
+    model: Model,
     out: Output,
     batch: Mapping[str, jax.Array],
     weights: Float[Array, 'batch *targets'],
@@ -74,7 +74,7 @@ class Auxiliary(Protocol):
     ...
 
 
-def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: TextModel) -> None:
+def check_auxiliaries(auxiliaries: Mapping[str, Auxiliary], task: Task, model: Model) -> None:
   """Raises UserError if an objective has the name of a loss term of the task, or does not support the task or model."""
   for name, auxiliary in auxiliaries.items():
     if name == 'loss' or name.startswith('distillation'):
@@ -88,7 +88,7 @@ def with_auxiliaries(
   auxiliaries: Mapping[str, Auxiliary],
   task: Task,
   metrics: Sums,
-  model: TextModel,
+  model: Model,
   out: Output,
   batch: Mapping[str, jax.Array],
   key: Array | None,

@@ -11,7 +11,7 @@ from t2x.base.errors import UserError
 from t2x.data import BPE, Batches, HubTokenizer, SampledPieces, Source
 from t2x.decode import Generated, Greedy
 from t2x.models import Output
-from t2x.tasks import CausalLM, MaskedLM, Translation, translation
+from t2x.tasks import CausalLM, MaskedLM, Translation, encoder_decoder
 
 VOCAB = 500
 
@@ -111,7 +111,7 @@ def test_a_translation_is_begun_as_the_model_wants_it(task_of, monkeypatch):
     one = zeros[..., 0]
     return Generated(tokens, jnp.full((2, 1), 2), zeros, one, one)
 
-  monkeypatch.setattr(translation, 'generate', generate)
+  monkeypatch.setattr(encoder_decoder, 'generate', generate)
   prompts = ['3', 'number ' * 9]
   answers = task.bound(tokenizer).generate(None, prompts, strategy=Greedy(), max_new_tokens=4)
   assert given['prompts'].tolist() == [[2, 0]] * 2 and given['lengths'].tolist() == [2, 2]
