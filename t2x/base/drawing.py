@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from t2x.base.files import MARK, check_folder, output_path
 from t2x.base.packages import imported
 
@@ -18,7 +20,7 @@ COLORS = ('#0072b2', '#d55e00', '#00876a', '#aa4499', '#94700a', '#3b8fc9')
 DASHES: Sequence[Any] = ('-', (0, (5, 2)), (0, (1, 2)), (0, (6, 2, 1, 2)))
 
 # Text is text, and fonts of PDF files are of type 42, as conferences require. Equal figures are equal files.
-_STYLE: Any = {
+_STYLE: dict[str, object] = {
   'text.parse_math': False,
   'font.size': 8,
   'pdf.fonttype': 42,
@@ -32,7 +34,7 @@ _STYLE: Any = {
   'lines.linewidth': 1.2,
   'legend.frameon': False,
 }
-_METADATA: Any = {
+_METADATA: dict[str, dict[str, str | None]] = {
   '.svg': {'Date': None, 'Creator': MARK},
   '.pdf': {'CreationDate': None, 'Creator': MARK},
   '.png': {'Software': MARK},
@@ -73,7 +75,7 @@ def save_figure(figure: Any, path: Path, **settings: Any) -> None:
     figure.savefig(file, format=suffix[1:], metadata=_METADATA[suffix], **settings)
 
 
-def png_url(picture: Any) -> str:
+def png_url(picture: np.ndarray) -> str:
   """Returns a picture, uint8 [height, width, 1 or 3], as the URL of a PNG file."""
   from PIL import Image
 
@@ -82,7 +84,7 @@ def png_url(picture: Any) -> str:
   return f'data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}'
 
 
-def save_picture(array: Any, path: Path) -> None:
+def save_picture(array: np.ndarray, path: Path) -> None:
   """Writes a picture, uint8 [height, width] or [height, width, channels], to a PNG file, as `save_figure` does."""
   from PIL import Image, PngImagePlugin
 

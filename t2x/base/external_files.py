@@ -24,7 +24,7 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
   """Returns a short repr of a value, in one line, for error messages."""
   text = _repr.repr(value)
   return text if len(text) <= 120 else f'{text[:117]}...'
@@ -126,14 +126,14 @@ class Field(abc.ABC):
     """The accepted values, for error messages."""
 
   @abc.abstractmethod
-  def accepts(self, value: Any) -> bool:
+  def accepts(self, value: object) -> bool:
     """Returns whether a value other than None has the right type and range."""
 
-  def convert(self, value: Any) -> Any:
+  def convert(self, value: object) -> Any:
     """Converts an accepted value to the type that t2x uses."""
     return value
 
-  def restore(self, value: Any) -> Any:
+  def restore(self, value: object) -> Any:
     """Inverts `convert`."""
     return value
 
@@ -304,7 +304,7 @@ class Fields(Mapping[str, Any]):
       raise self.refused(name, value, f'{field.wanted}{optional}')
     return field.convert(value)
 
-  def refused(self, name: str, value: Any, expected: str) -> UserError:
+  def refused(self, name: str, value: object, expected: str) -> UserError:
     """Returns the error for a value that is not supported."""
     return UserError(f'{self.where}: {name} = {shown(value)} is not supported: must be {expected}')
 

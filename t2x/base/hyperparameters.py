@@ -7,7 +7,7 @@ a number, because the program skips computation for it; `rate == 0.0` is False f
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from t2x.base.errors import UserError
 from t2x.base.step import step_context
@@ -26,7 +26,7 @@ class Hyperparameter:
 
   name: str
 
-  def _refuse(self, *_: Any) -> NoReturn:
+  def _refuse(self, *_: object) -> NoReturn:
     raise UserError(
       f'{self.name} varies between trials, but its reference is used as a number: read it with '
       't2x.base.hyperparameters.scalar inside the step, or annotate the parameter as float'

@@ -46,7 +46,7 @@ def rounded(value: Any, digits: int) -> float | int | None:
   return int(result) if result.is_integer() else result
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: object) -> bool:
   return type(value) is int and abs(value) < _LARGEST
 
 
@@ -77,7 +77,7 @@ def write_json(path: Path, content: Any) -> None:
   write_atomically(path, text.encode())
 
 
-def dataclass_from_json(kind: type[T], content: Any, path: Path) -> T:
+def dataclass_from_json(kind: type[T], content: object, path: Path) -> T:
   """Builds an instance of a dataclass from JSON. Unknown fields are ignored.
 
   Args:
@@ -97,7 +97,7 @@ def dataclass_from_json(kind: type[T], content: Any, path: Path) -> T:
 _Error = Callable[[str], Damaged]
 
 
-def _instance(kind: Any, value: Any, error: _Error, where: str) -> Any:
+def _instance(kind: Any, value: object, error: _Error, where: str) -> Any:
   if not isinstance(value, dict):
     raise error(f'{where or "its content"} is not an object')
   hints = typing.get_type_hints(kind, include_extras=True)
@@ -148,7 +148,7 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
   return hint(value)
 
 
-def escaped(value: Any) -> Any:
+def escaped(value: object) -> Any:
   """Returns a JSON value with the control characters in its strings escaped."""
   if isinstance(value, str):
     return printable(value)

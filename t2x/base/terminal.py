@@ -19,6 +19,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.file_proxy import FileProxy
+from rich.live import Live
 
 from t2x.base.errors import UserError
 
@@ -29,7 +30,7 @@ _ERASE_LINE, _LINE_UP, _SHOW_CURSOR = '\r\x1b[2K', '\x1b[1A', '\x1b[?25h'
 class _Stream(io.TextIOBase):
   """A text stream that ignores write errors, such as those of a closed pipe or terminal."""
 
-  def __init__(self, stream: Any):
+  def __init__(self, stream: TextIO):
     # Python sets a stream to None if it is closed at startup.
     self.stream = stream or open(os.devnull, 'w')  # noqa: SIM115
 
@@ -88,7 +89,7 @@ class _Stream(io.TextIOBase):
 
   def reconfigure(self, **settings: Any) -> None:
     """Changes settings of the stream, as `io.TextIOWrapper.reconfigure` does."""
-    self.stream.reconfigure(**settings)
+    cast(io.TextIOWrapper, self.stream).reconfigure(**settings)
 
 
 class _Console(Console):
@@ -96,7 +97,7 @@ class _Console(Console):
 
   num_lives = 0
 
-  def set_live(self, live: Any) -> bool:
+  def set_live(self, live: Live) -> bool:
     self.num_lives += 1
     return super().set_live(live)
 
@@ -156,7 +157,7 @@ class _LogFile(logging.Handler):
 class _Output(FileProxy):
   """Replacement of sys.stdout or sys.stderr that writes lines above a live display and to a log file."""
 
-  def __init__(self, shared: _Console, stream: Any):
+  def __init__(self, shared: _Console, stream: TextIO):
     super().__init__(shared, stream)
     self.console, self.stream = shared, stream
     self.log: _LogFile | None = None

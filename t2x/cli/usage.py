@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from t2x.base.suggestions import did_you_mean
 
@@ -28,7 +27,7 @@ _OTHER_NAMES = {
 class Parser(argparse.ArgumentParser):
   """A parser that suggests similar names for those that do not exist."""
 
-  def _check_value(self, action: argparse.Action, value: Any) -> None:
+  def _check_value(self, action: argparse.Action, value: object) -> None:
     if action.choices is not None and value not in action.choices:
       names = [*map(str, action.choices)]
       guess = did_you_mean(str(value), names) or f'; expected {", ".join(names)}'

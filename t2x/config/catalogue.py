@@ -85,7 +85,7 @@ class Function:
   """A function of arrays: activations, initialisers, pooling."""
 
 
-def _slots(hint: Any) -> Iterator[tuple[type, bool]]:
+def _slots(hint: object) -> Iterator[tuple[type, bool]]:
   """Yields (class, whether the parameter takes a factory of it) of the parts in values of an annotation."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -131,13 +131,13 @@ def _returns_array(part: Part) -> bool:
   )
 
 
-def summary(obj: Any) -> str:
+def summary(obj: object) -> str:
   """Returns the first sentence of an object's documentation."""
   text = ' '.join((inspect.getdoc(obj) or '').partition('\n\n')[0].split())
   return re.split(r'(?<=[^.]\.) (?=[A-Z])', text, maxsplit=1)[0]
 
 
-def papers(obj: Any) -> list[str]:
+def papers(obj: object) -> list[str]:
   """Returns the addresses of papers in an object's documentation, or in that of its module."""
   for text in (inspect.getdoc(obj), inspect.getdoc(inspect.getmodule(obj))):
     if addresses := list(dict.fromkeys(_PAPER.findall(text or ''))):
@@ -145,7 +145,7 @@ def papers(obj: Any) -> list[str]:
   return []
 
 
-def descriptions(obj: Any) -> dict[str, str]:
+def descriptions(obj: object) -> dict[str, str]:
   """Returns parameter -> description, from the documentation of an object and its base classes."""
   entries: dict[str, str] = {}
   for owner in reversed(getattr(obj, '__mro__', (obj,))):
@@ -192,7 +192,7 @@ def kind(hint: Any) -> str:
   return 'any value' if plain_hint(hint) is Any else words(hint)
 
 
-def default_text(value: Any) -> str:
+def default_text(value: object) -> str:
   """Returns a default as a config would write it."""
   # A class or function, also of jax.jit and jax.custom_jvp.
   if callable(value) and hasattr(value, '__name__'):

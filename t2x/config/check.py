@@ -144,7 +144,7 @@ def used_before(
     yield from (binding.statement for binding in bindings.bound if _is_used(resolver, binding))
 
 
-def inherited_positions(root: Any) -> Iterator[str]:
+def inherited_positions(root: object) -> Iterator[str]:
   """Yields a note for each unscoped position encoding that several bodies get, in different scopes.
 
   A second encoder, such as that of a tower, may have been meant to have another one.
@@ -197,7 +197,7 @@ def _unused_problem(resolver: Resolver, binding: Binding, root_name: str) -> str
   return f"{what}no {part.name} is used in scope '{statement.scope}'{guess}"
 
 
-def _used_macros(bindings: Bindings, root: Any) -> set[str]:
+def _used_macros(bindings: Bindings, root: object) -> set[str]:
   """Returns the macros that bindings refer to, directly or through other macros."""
   used: set[str] = set()
   definitions: dict[str, list[Any]] = {}

@@ -137,7 +137,7 @@ def macros_in(values: Iterable[Any], macros: Mapping[str, Statement]) -> dict[st
   return used
 
 
-def expanded(value: Any, macros: Mapping[str, Statement], around: tuple[str, ...] = ()) -> Any:
+def expanded(value: object, macros: Mapping[str, Statement], around: tuple[str, ...] = ()) -> Any:
   """Replaces macros by their values, except undefined and circular ones.
 
   Args:

@@ -12,12 +12,12 @@ _CALL = 'call'
 _KEYWORD_ONLY, _VARIADIC = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
 
 
-def is_protocol(cls: Any) -> bool:
+def is_protocol(cls: object) -> bool:
   """Returns whether a class is a `typing.Protocol`, not an implementation of one."""
   return getattr(cls, '_is_protocol', False)
 
 
-def class_of(hint: Any) -> Any:
+def class_of(hint: object) -> Any:
   """Returns the class of the values of an annotation, or the annotation if it is not one class."""
   if hint is None:
     return type(None)
@@ -70,7 +70,7 @@ def _listing(names: list[str]) -> str:
   return f'{", ".join(others)} and {last}' if others else last
 
 
-def _lacks(cls: type, name: str, member: Any) -> bool:
+def _lacks(cls: type, name: str, member: object) -> bool:
   """Returns whether a class has no implementation of a member of a protocol."""
   own = inspect.getattr_static(cls, name, _MISSING)
   # A class attribute None, or an attribute of instances that is annotated in the class, can implement a property,
@@ -120,7 +120,7 @@ def _parameters(method: Any) -> list[inspect.Parameter]:
   return list(inspect.signature(method).parameters.values())
 
 
-def _arguments(method: Any) -> tuple[list[str], list[str]]:
+def _arguments(method: object) -> tuple[list[str], list[str]]:
   """Returns the positional arguments of a method, and the arguments passed by name."""
   parameters = _parameters(method)
   by_position = [
@@ -133,7 +133,7 @@ def _call_text(by_position: list[str], by_name: list[str]) -> str:
   return f'({", ".join([*by_position[1:], *(f"{name}=" for name in by_name)])})'
 
 
-def _return_kind(method: Any) -> str:
+def _return_kind(method: object) -> str:
   """Returns the annotated kind of a return value: 'a tuple of 2', 'an array', or '' if unknown."""
   hint = (getattr(method, '__annotations__', None) or {}).get('return')
   if typing.get_origin(hint) is tuple:

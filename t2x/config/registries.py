@@ -48,7 +48,7 @@ class Registry:
     for name in _exported(module):
       self.add_object(alias or module.__name__, name, getattr(module, name))
 
-  def add_object(self, module: str, name: str, obj: Any) -> None:
+  def add_object(self, module: str, name: str, obj: object) -> None:
     """Adds an object if it is callable."""
     if _is_part(obj):
       self._names.setdefault(name, {})[f'{module}.{name}'] = obj
@@ -107,7 +107,7 @@ class Registry:
       return set()
     return {full.rpartition('.')[0] for full in self._full_names_of(part)}
 
-  def part_of(self, obj: Any) -> Part | None:
+  def part_of(self, obj: object) -> Part | None:
     """Returns the part of an object, or None if it is not registered."""
     part = self._parts.get(id(obj))
     return part if part is not None and part.obj is obj else self._library.part_of(obj)
@@ -116,7 +116,7 @@ class Registry:
     """Returns the names without modules."""
     return [*dict.fromkeys([*self._library.names, *self._names])]
 
-  def _part(self, obj: Any) -> Part:
+  def _part(self, obj: object) -> Part:
     part = self.part_of(obj)
     assert part is not None, 'an added object has a part'
     return part
@@ -200,7 +200,7 @@ class _Library:
     last = name.rpartition('.')[2]
     return [f'{package}.{last}' for package in self._matches(name)]
 
-  def part_of(self, obj: Any) -> Part | None:
+  def part_of(self, obj: object) -> Part | None:
     """Returns the part of an object, or None."""
     name = getattr(obj, '__name__', None)
     homes = self.names.get(name, {}) if isinstance(name, str) else {}
@@ -276,7 +276,7 @@ def _exported(module: types.ModuleType) -> list[str]:
   return [name for name, obj in names.items() if name in listed or is_defined_here(obj)]
 
 
-def _is_part(obj: Any) -> bool:
+def _is_part(obj: object) -> bool:
   # Protocols cannot be instantiated.
   if is_protocol(obj):
     return False

@@ -180,7 +180,9 @@ class _Unquoted(str):
     return str(self)
 
 
-def text_of(value: Any, config: Config, call_text: Callable[[PartCall], str] | None = None) -> str:
+def text_of(
+  value: object, config: Config, call_text: Callable[[PartCall], str] | None = None
+) -> str:
   """Returns a resolved value as gin text, with calls as references unless `call_text` formats them."""
 
   def leaf_text(leaf):

@@ -74,7 +74,7 @@ class PartCall:
     )
 
 
-def _is_unbound(value: Any) -> bool:
+def _is_unbound(value: object) -> bool:
   return all(leaf.is_unbound for leaf in leaves(value) if isinstance(leaf, PartCall))
 
 
@@ -102,7 +102,7 @@ class Resolver:
     # Scopes that references left, with the reference.
     self._left: list[tuple[Scope, str]] = []
 
-  def value(self, value: Any, scope: Scope, place: Place, user: str, in_macro: str = '') -> Any:
+  def value(self, value: object, scope: Scope, place: Place, user: str, in_macro: str = '') -> Any:
     """Resolves a parsed value to literals, containers and Calls.
 
     Args:
@@ -271,7 +271,7 @@ def _drop_findings(bindings: Bindings) -> Iterator[None]:
   del bindings.findings[count:]
 
 
-def calls(value: Any) -> Iterator[PartCall]:
+def calls(value: object) -> Iterator[PartCall]:
   """Yields all calls in a resolved value, each once, outermost first."""
   visited: set[int] = set()
 
@@ -286,7 +286,7 @@ def calls(value: Any) -> Iterator[PartCall]:
   yield from walk(value)
 
 
-def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
+def build(value: object, hyperparameters: Collection[str] = ()) -> Any:
   """Builds the objects of a resolved value.
 
   Args:

@@ -99,7 +99,7 @@ def _has_moved(tree: Tree) -> bool:
   return any(map(_has_moved, children.values()))
 
 
-def _is_tree(tree: Any) -> bool:
+def _is_tree(tree: object) -> bool:
   if not isinstance(tree, dict):
     return isinstance(tree, str)
   match tree:
@@ -272,7 +272,7 @@ class _Trees:
   def _name(self, part: Part) -> str:
     return '.'.join(filter(None, self.config.bindings.registry.home_of(part)))
 
-  def _leaf(self, value: Any) -> str:
+  def _leaf(self, value: object) -> str:
     part = self.config.bindings.registry.part_of(value)
     if part is not None:
       return f'@{self._name(part)}'

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Default of a parameter that has none.
-MISSING: Any = inspect.Parameter.empty
+MISSING: object = inspect.Parameter.empty
 
 # Parameters that only the enclosing part can pass, not a config.
 BUILDER_ARGUMENTS = frozenset({'normed_heads', 'reads_source', 'rngs'})
@@ -53,7 +53,7 @@ class Part:
   obj: Any
   parameters: Mapping[str, Parameter]
   open: bool
-  returns: Any
+  returns: object
 
   @property
   def is_class(self) -> bool:
@@ -72,7 +72,7 @@ class Part:
     return name in BUILDER_ARGUMENTS or (parameter.positional and parameter.required)
 
 
-def describe(obj: Any, name: str) -> Part:
+def describe(obj: object, name: str) -> Part:
   """Reads the signature and annotations of a part; without a signature, any keyword is accepted.
 
   A constructor with `**settings` also has the settings of the constructor of its base class, to which it passes them.
@@ -113,7 +113,7 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _function(obj: Any) -> Any:
+def _function(obj: object) -> Any:
   """Returns the function whose signature a part has; None if it has no parameters.
 
   For a class this is its constructor, because Flax's metaclass hides the signature of the class.
@@ -127,13 +127,13 @@ def _function(obj: Any) -> Any:
   return None if new is object.__new__ else new
 
 
-def _base_with_constructor(obj: Any) -> type | None:
+def _base_with_constructor(obj: object) -> type | None:
   """Returns the base class whose constructor `super().__init__` calls in a class; None if it has no parameters."""
   owners = [cls for cls in getattr(obj, '__mro__', ()) if '__init__' in vars(cls)]
   return next((cls for cls in owners[1:] if _function(cls) is not None), None)
 
 
-def _hints(obj: Any, function: Any) -> dict[str, Any]:
+def _hints(obj: object, function: Any) -> dict[str, Any]:
   """Returns the resolved annotations by parameter; `Any` if one cannot be resolved."""
   if isinstance(obj, type) and dataclasses.is_dataclass(obj):
     hints = {}
@@ -150,7 +150,7 @@ def _hints(obj: Any, function: Any) -> dict[str, Any]:
   return {name: _resolve(hint, names) for name, hint in annotations.items()}
 
 
-def _resolve(hint: Any, names: Mapping[str, Any]) -> Any:
+def _resolve(hint: object, names: Mapping[str, Any]) -> Any:
   def annotated():
     pass
 

@@ -36,7 +36,7 @@ class OutOfRange(str):
   """Error message for a value of the right type outside its range."""
 
 
-def problem(value: Any, hint: Any, find: Find) -> str | None:
+def problem(value: object, hint: object, find: Find) -> str | None:
   """Returns an error message to follow 'Name.param ', or None if `value` fits `hint`.
 
   Args:
@@ -60,7 +60,7 @@ def _ranges(hint: Any) -> Iterator[Range]:
     hint = hint.__origin__
 
 
-def _type_problem(value: Any, hint: Any, find: Find) -> str | None:
+def _type_problem(value: object, hint: object, find: Find) -> str | None:
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if hint is Any or hint is object or hint is inspect.Parameter.empty:
@@ -85,11 +85,11 @@ def _type_problem(value: Any, hint: Any, find: Find) -> str | None:
   return _container_problem(value, hint, origin or hint, args, find)
 
 
-def _expected_text(hint: Any, value: Any) -> str:
+def _expected_text(hint: object, value: object) -> str:
   return f'must be {words(hint)}, got {to_gin(value)}'
 
 
-def _union_problem(value: Any, hint: Any, args: tuple, find: Find) -> str | None:
+def _union_problem(value: object, hint: object, args: tuple, find: Find) -> str | None:
   problems = [problem(value, arm, find) for arm in args]
   if None in problems:
     return None
@@ -112,7 +112,7 @@ def _union_problem(value: Any, hint: Any, args: tuple, find: Find) -> str | None
   return _expected_text(hint, value)
 
 
-def _is_factory(hint: Any) -> bool:
+def _is_factory(hint: object) -> bool:
   return typing.get_origin(plain_hint(hint)) is collections.abc.Callable
 
 
@@ -142,7 +142,7 @@ def _container_problem(value, hint, origin, args, find) -> str | None:
   return next((message for pair in pairs if (message := problem(*pair, find))), None)
 
 
-def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
+def _reference_problem(value: Reference, part: Part, hint: object) -> str | None:
   """Checks a reference against an annotation that is not a union."""
   factory = Reference(value.scope, value.name, False)
   built = Reference(value.scope, value.name, True)
@@ -164,7 +164,7 @@ def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
   return f'must be {words(hint)}, got {factory}'
 
 
-def _part_as_callable(part: Part, hint: Any, factory: Reference, built: Reference) -> str | None:
+def _part_as_callable(part: Part, hint: object, factory: Reference, built: Reference) -> str | None:
   """Checks `@Part` against a Callable annotation: its result must have the expected type."""
   arguments, expected = typing.get_args(hint) or (..., Any)
   reason = _mismatch(part.returns, expected)
@@ -200,7 +200,7 @@ def _object_as_callable(part: Part, hint: Any, factory: Reference, built: Refere
   return None
 
 
-def _accepts(function: Any, arguments: Any, partial: bool = False) -> bool:
+def _accepts(function: Any, arguments: object, partial: bool = False) -> bool:
   """Returns whether a function accepts `arguments` by position; True if this cannot be determined."""
   if not isinstance(arguments, list):
     return True
@@ -215,7 +215,7 @@ def _accepts(function: Any, arguments: Any, partial: bool = False) -> bool:
   return True
 
 
-def _is_instance(obj: Any, hint: Any) -> bool:
+def _is_instance(obj: object, hint: object) -> bool:
   """Returns whether an object (a function or instance) fits the annotation."""
   origin = typing.get_origin(hint) or hint
   if origin is type or not isinstance(origin, type):
@@ -225,7 +225,7 @@ def _is_instance(obj: Any, hint: Any) -> bool:
   return isinstance(obj, origin)
 
 
-def _returns_callable(returns: Any) -> bool:
+def _returns_callable(returns: object) -> bool:
   """Returns whether values of this annotation are callable."""
   returns = plain_hint(returns)
   origin = typing.get_origin(returns) or returns
@@ -234,7 +234,7 @@ def _returns_callable(returns: Any) -> bool:
   return origin is collections.abc.Callable or '__call__' in dir(origin)
 
 
-def _mismatch(actual: Any, expected: Any) -> str | None:
+def _mismatch(actual: object, expected: object) -> str | None:
   """Compares two annotations.
 
   Args:
@@ -278,7 +278,7 @@ def has_role(hint: Any, role: Role) -> bool:
   return typing.get_origin(hint) is typing.Annotated and role in hint.__metadata__
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: object) -> Any:
   """Converts ints to floats where the annotation is float."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)

@@ -44,7 +44,7 @@ def plain_hint(hint: Any) -> Any:
       return hint
 
 
-def takes_parts(hint: Any) -> bool:
+def takes_parts(hint: object) -> bool:
   """Returns whether values of this annotation may be or contain parts, not only numbers and strings."""
   hint = plain_hint(hint)
   if hint in _SCALARS or hint in (None, _NONE) or typing.get_origin(hint) is typing.Literal:
@@ -54,7 +54,7 @@ def takes_parts(hint: Any) -> bool:
   return is_callable or not args or any(map(takes_parts, args))
 
 
-def words(hint: Any) -> str:
+def words(hint: object) -> str:
   """Describes an annotation, to follow 'must be '."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -70,7 +70,7 @@ def words(hint: Any) -> str:
   return _container_words(hint, origin, args)
 
 
-def _alternatives(hint: Any) -> list[str]:
+def _alternatives(hint: object) -> list[str]:
   """Describes each arm of a union and each value of a Literal."""
   hint = plain_hint(hint)
   args = typing.get_args(hint)
@@ -87,13 +87,13 @@ def _callable_words(args: tuple[Any, ...]) -> str:
   return 'a function' if isinstance(args[0] if args else None, list) else 'a part or function'
 
 
-def is_array(hint: Any) -> bool:
+def is_array(hint: object) -> bool:
   """Returns whether an annotation is an array, such as Float[Array, '...']."""
   # jaxtyping: Float[Array, '...'] is an Array.
   return hasattr(hint, 'array_type') or getattr(hint, '__name__', '').endswith('Array')
 
 
-def _container_words(hint: Any, origin: Any, args: tuple[Any, ...]) -> str:
+def _container_words(hint: object, origin: object, args: tuple[Any, ...]) -> str:
   if origin is tuple and args and args[-1] is not Ellipsis:
     return f'a tuple ({", ".join(map(words, args))})'
   if origin is tuple:
@@ -106,7 +106,7 @@ def _container_words(hint: Any, origin: Any, args: tuple[Any, ...]) -> str:
   return f'{with_article(name)} (@Name())'
 
 
-def _plural(hint: Any) -> str:
+def _plural(hint: object) -> str:
   hint = plain_hint(hint)
   if hint in _SCALARS:
     return _SCALARS[hint][1]

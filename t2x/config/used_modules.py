@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from t2x.config.parse import Import
 from t2x.config.registries import Registry
@@ -33,7 +32,7 @@ class Used:
     return dict(self.versions) | {name: source.digest for name, source in self.sources.items()}
 
 
-def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Used:
+def used_modules(root: object, imports: Sequence[Import], registry: Registry) -> Used:
   """Returns the user's modules on which a resolved tree depends."""
   if not imports:
     return Used()
@@ -52,7 +51,7 @@ def used_modules(root: Any, imports: Sequence[Import], registry: Registry) -> Us
   )
 
 
-def _homes(root: Any, registry: Registry) -> set[str]:
+def _homes(root: object, registry: Registry) -> set[str]:
   """Returns the modules of the user's parts and other objects in use."""
   homes = set[str]()
   for call in calls(root):

@@ -75,7 +75,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
   return function(value)
 
 
-def leaves(value: Any) -> list[Any]:
+def leaves(value: object) -> list[Any]:
   """Returns the values in nested lists, tuples and dicts."""
   items: list[Any] = []
   map_leaves(items.append, value)
@@ -90,7 +90,7 @@ def items_in_gin(value: list | tuple | dict) -> tuple[str, list[str], str]:
   return opening, [to_gin(item) for item in value], closing
 
 
-def to_gin(value: Any) -> str:
+def to_gin(value: object) -> str:
   """Returns the gin text of a value, which parses to an equal value."""
   if isinstance(value, (list, tuple, dict)):
     opening, items, closing = items_in_gin(value)

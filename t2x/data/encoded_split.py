@@ -51,7 +51,7 @@ def split_into_ranges(examples: Sequence[Mapping[str, Any]]) -> list[range]:
   return [range(start, min(start + count, total)) for start in range(0, total, count)]
 
 
-def _num_characters(value: Any) -> int:
+def _num_characters(value: object) -> int:
   if isinstance(value, str | bytes):
     return len(value)
   if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ class Augmentation(abc.ABC):
     """Returns the row with the augmented `image`."""
 
 
-def check_label(label: Any, num_classes: int, where: str) -> None:
+def check_label(label: object, num_classes: int, where: str) -> None:
   """Raises a UserError unless `label` is an integer from 0 to num_classes - 1."""
   if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
     raise UserError(
@@ -105,7 +105,7 @@ class PrepareImage:
     }
 
 
-def fix_statistics(settings: Any, shape: str) -> None:
+def fix_statistics(settings: object, shape: str) -> None:
   """Makes `mean` and `std` of frozen settings of images tuples, so that equal settings compare and hash equal.
 
   Args:

@@ -71,7 +71,7 @@ class LabelledPlan(Plan):
     counts['cut'] += sum(map(len, texts)) > room
     return self.padded(tokenizer.join(*_truncate(texts, room)))
 
-  def filled(self, values: Any) -> np.ndarray:
+  def filled(self, values: object) -> np.ndarray:
     """Pads the values with zeros to the length of a row."""
     return padded(values, self.length)
 
@@ -88,7 +88,7 @@ def label_ids(labels: Sequence[str]) -> dict[str, int]:
   return {label: number for number, label in enumerate(labels)}
 
 
-def _label_id(ids: Mapping[str, int], label: Any, number: int) -> int:
+def _label_id(ids: Mapping[str, int], label: object, number: int) -> int:
   if str(label) not in ids:
     raise UserError(
       f'example {number} has the label {str(label)!r}, but the labels of the task are '

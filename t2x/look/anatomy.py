@@ -69,7 +69,7 @@ class Side:
     return x if norm is None else norm(x)
 
 
-def sides(model: Any) -> dict[str, Side]:
+def sides(model: object) -> dict[str, Side]:
   """Returns the sides of a model by name; empty for model classes that declare none."""
   model = module_of(model)
   declared = model.sides if isinstance(model, InspectableModel) else {}

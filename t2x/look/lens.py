@@ -88,7 +88,7 @@ def logit_lens(
   return Lens(tuple(positions), tuple(targets), ids, probabilities, names)
 
 
-def _predictions(model: Model | Placed, side: Side, hidden: Any) -> tuple[Any, Any]:
+def _predictions(model: Model | Placed, side: Side, hidden: object) -> tuple[Any, Any]:
   """Returns ids and probabilities [layers, positions, TOP] of hidden vectors [layers, length, width]."""
 
   @runs_model

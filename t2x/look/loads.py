@@ -40,12 +40,12 @@ class ExpertLoad:
     return ExpertLoad(self.name, self.groups + other.groups, shares)
 
 
-def records_load(model: Any) -> bool:
+def records_load(model: object) -> bool:
   """Returns whether a layer of the model has experts whose load it records."""
   return any('load' in part.body.recordable for part in sides(model).values())
 
 
-def load_of_input(model: Any, recorded: Mapping[str, np.ndarray]) -> tuple[ExpertLoad, ...]:
+def load_of_input(model: object, recorded: Mapping[str, np.ndarray]) -> tuple[ExpertLoad, ...]:
   """Returns the load of the rows of an input, as one group, from the arrays that its outputs recorded."""
   return tuple(
     ExpertLoad(name, ('input',), _shares(load.sum(axis=0, keepdims=True)))

@@ -46,7 +46,7 @@ def runs_model(function: Function) -> Function:
   traced in the layout. A compiled function is decorated before it is compiled."""
 
   @functools.wraps(function)
-  def in_layout(model: Any, *args: Any, **settings: Any) -> Any:
+  def in_layout(model: object, *args: object, **settings: object) -> Any:
     if not isinstance(model, Placed):
       return function(model, *args, **settings)
     with in_step(layout=model.layout):
@@ -55,12 +55,12 @@ def runs_model(function: Function) -> Function:
   return in_layout  # type: ignore[return-value]
 
 
-def module_of(model: Any) -> Any:
+def module_of(model: object) -> Any:
   """Returns the module of a model, which may be `Placed`, to read what it is made of."""
   return model.model if isinstance(model, Placed) else model
 
 
-def whole_rows(model: Any, batch: bool = True) -> Any:
+def whole_rows(model: object, batch: bool = True) -> Any:
   """Returns a model that does not split rows along their length, for rows of any length.
 
   Args:
@@ -72,7 +72,7 @@ def whole_rows(model: Any, batch: bool = True) -> Any:
   return Placed(model.model, model.layout.whole_rows(batch))
 
 
-def spread_over(model: Any, batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def spread_over(model: object, batch: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
   """Returns two functions that place arrays on the model's mesh, and gather them.
 
   The first shards arrays [batch, ...], equal on all processes, by row over the axes of the mesh that split a batch. If
@@ -91,14 +91,14 @@ def spread_over(model: Any, batch: int) -> tuple[Callable[[Any], Any], Callable[
   if added and layout is None:
     added, by_row = 0, replicated
 
-  def spread(array: Any) -> jax.Array:
+  def spread(array: object) -> jax.Array:
     array, sharding = np.asarray(array), replicated
     # Token metadata shared by all rows has a batch of 1.
     if len(array) == batch:
       array, sharding = np.concatenate([array, np.repeat(array[-1:], added, axis=0)]), by_row
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
-  def gather(arrays: Any) -> Any:
+  def gather(arrays: object) -> Any:
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
       arrays = jax.jit(lambda x: x, out_shardings=replicated)(arrays)
     return jax.tree.map(lambda a: a[:batch], arrays) if added else arrays
@@ -106,5 +106,5 @@ def spread_over(model: Any, batch: int) -> tuple[Callable[[Any], Any], Callable[
   return spread, gather
 
 
-def _has_mesh(leaf: Any) -> bool:
+def _has_mesh(leaf: object) -> bool:
   return isinstance(getattr(leaf, 'sharding', None), NamedSharding)

@@ -79,5 +79,5 @@ def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
   return f'{title}\n{text_table(rows, "<<<>>")}'
 
 
-def _short_dtype(dtype: Any) -> str:
+def _short_dtype(dtype: object) -> str:
   return str(dtype).replace('float', 'f').replace('uint', 'u').replace('int', 'i')

@@ -189,7 +189,7 @@ class Activations:
       function, mesh=self.mesh, in_specs=tuple(specs[:-1]), out_specs=specs[-1], check_vma=False
     )
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: object) -> Any:
       pairs = zip(arguments, in_axes, strict=True)
       return mapped(*(jax.tree.map(lambda x, a=axes: self.constrain(x, a), y) for y, axes in pairs))
 
@@ -240,7 +240,7 @@ def state_shardings(
   return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
 
 
-def check_shardings(expected: Any, state: Any) -> None:
+def check_shardings(expected: object, state: object) -> None:
   """Checks that no array of a train state was silently replicated or moved.
 
   Each leaf must have the expected sharding. Each array under a parameter's key that has the parameter's

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from t2x.plan.shards import Sizes, Spec, parts, unsplit
 
@@ -117,12 +116,12 @@ def stacked(slices: Sequence[Array]) -> Array:
   )
 
 
-def itemsize(aval: Any) -> int:
+def itemsize(aval: object) -> int:
   """Returns the bytes of an element; 0 for what is not an array."""
   return getattr(getattr(aval, 'dtype', None), 'itemsize', 0)
 
 
-def constant(aval: Any) -> Array:
+def constant(aval: object) -> Array:
   """Returns a constant."""
   shape = tuple(getattr(aval, 'shape', ()))
   return Array(shape, itemsize(aval), unsplit(len(shape)), False)

@@ -156,7 +156,7 @@ def _itemsize(leaf: Any) -> int:
   return leaf.dtype.itemsize
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: object) -> int:
   return sum(
     math.prod(leaf.sharding.shard_shape(leaf.shape)) * _itemsize(leaf)
     for leaf in jax.tree.leaves(tree)

@@ -92,7 +92,7 @@ class T2XModel(TemplateLM):
     return self._tokenizer.bos_id
 
   def tok_encode(
-    self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    self, string: str, add_special_tokens: bool | None = None, **kwargs: object
   ) -> list[int]:
     """Returns the ids of a text, by default as those of a prompt."""
     if add_special_tokens is False:
@@ -103,7 +103,7 @@ class T2XModel(TemplateLM):
     return encode_pair(self._tokenizer, context, continuation)
 
   def _loglikelihood_tokens(
-    self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **kwargs: Any
+    self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **kwargs: object
   ) -> list[tuple[float, bool]]:
     """Returns log-likelihood and greediness of each (text, ids of the prompt, ids of the continuation)."""
     scores = [

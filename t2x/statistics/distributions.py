@@ -13,14 +13,14 @@ def t_sf(x: Any, freedom: Any) -> Any:
   return special.stdtr(freedom, -x)
 
 
-def t_ppf(p: Any, freedom: Any) -> Any:
+def t_ppf(p: object, freedom: object) -> Any:
   """Returns the quantile p of Student's t distribution."""
   from scipy import special
 
   return special.stdtrit(freedom, p)
 
 
-def t_isf(p: Any, freedom: Any) -> Any:
+def t_isf(p: object, freedom: object) -> Any:
   """Returns the value with the upper tail p of Student's t distribution."""
   return -t_ppf(p, freedom)
 
@@ -32,7 +32,7 @@ def chi2_ppf(p: Any, freedom: Any) -> Any:
   return 2 * special.gammaincinv(freedom / 2, p)
 
 
-def f_sf(x: Any, freedom: Any, freedom_below: Any) -> Any:
+def f_sf(x: object, freedom: object, freedom_below: object) -> Any:
   """Returns the upper tail of the F distribution with the degrees of freedom of its numerator and denominator."""
   from scipy import special
 
@@ -46,7 +46,7 @@ def normal_sf(x: Any) -> Any:
   return special.ndtr(-x)
 
 
-def normal_isf(p: Any) -> Any:
+def normal_isf(p: object) -> Any:
   """Returns the value with the upper tail p of the standard normal distribution."""
   from scipy import special
 

@@ -305,7 +305,7 @@ class _Reader:
     )
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
   return printable(cell if isinstance(cell, str) else json.dumps(cell, default=str))
 
 

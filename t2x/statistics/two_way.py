@@ -28,7 +28,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | 
   return two_way(values), pairs
 
 
-def informational(name: str, function: Callable[..., T], *args: Any) -> T | None:
+def informational(name: str, function: Callable[..., T], *args: object) -> T | None:
   """Calls a function for information only; on failure warns and returns None, because a report must not fail."""
   try:
     return function(*args)

@@ -13,7 +13,7 @@ def shown(binding: str) -> str:
   return binding.replace('=', ' = ', 1)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
   """Converts a value of the grid for plans and reports: scalars are unchanged, others become gin text."""
   if isinstance(value, str):
     return value if is_printable(value) else config_lib.to_gin(value)

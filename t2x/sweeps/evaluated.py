@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -86,5 +85,5 @@ def _digest(source: Source, split: str) -> str:
   return digest.hexdigest()
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
   return value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()

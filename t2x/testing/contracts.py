@@ -210,7 +210,7 @@ def bfloat16_is_close(subject: Subject) -> None:
   same(result.x, exact, 'bfloat16 against float32', 0.06)
 
 
-def _rounded(tree: Any) -> Any:
+def _rounded(tree: object) -> Any:
   """Returns a tree with its floating-point arrays in bfloat16."""
   return jax.tree.map(
     lambda leaf: (
@@ -265,11 +265,11 @@ def _of_time(subject: Subject) -> tuple[Array, Call, bool]:
   return x, call, False
 
 
-def _output(part: Any, x: Array, call: Call) -> Array:
+def _output(part: object, x: Array, call: Call) -> Array:
   return apply(part, x, call).x
 
 
-def _time_gradients(part: Any, x: Array, call: Call) -> Any:
+def _time_gradients(part: object, x: Array, call: Call) -> Any:
   """Returns the gradients of a loss whose terms of all tokens have the same direction, so that they do not cancel."""
 
   def loss(part, x):
@@ -348,7 +348,7 @@ def _meshes(subject: Subject) -> Iterator[Mesh]:
       yield Mesh(**sizes)
 
 
-def _on_mesh(settings: Mesh, part: Any, x: Array, call: Call) -> tuple[Array, Any]:
+def _on_mesh(settings: Mesh, part: object, x: Array, call: Call) -> tuple[Array, Any]:
   """Returns the output and the gradients on the devices of a mesh, in the layout of a body."""
   mesh = settings.build()
   infos = Blueprint(jax.eval_shape(lambda: part)).infos
@@ -429,7 +429,7 @@ def _programs(subject: Subject, build: Callable[..., Any]) -> Iterator[str]:
       yield str(error)
 
 
-def _text(function: Callable[..., Any], *arguments: Any) -> str:
+def _text(function: Callable[..., Any], *arguments: object) -> str:
   program = jax.make_jaxpr(function)(*arguments)
   constants = [np.asarray(constant).tobytes().hex() for constant in program.consts]
   # Functions are printed with their addresses.

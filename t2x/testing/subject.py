@@ -41,7 +41,7 @@ class ContractViolation(AssertionError):
   """A part violates a contract."""
 
 
-def perturbed(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
+def perturbed(module: object, seed: int = 1, scale: float = 0.3) -> Any:
   """Returns the module with noise N(0, scale) added to its parameters, as initial zeros hide errors."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
@@ -131,7 +131,9 @@ class Subject:
     held = held_features(part, self.encoding if 'encoding' in part.reads else None)
     return part.init_cache(BATCH, num_slots, jnp.float32, self.source, **held)
 
-  def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
+  def __call__(
+    self, x: Array | None = None, call: Call | None = None, cache: object = None
+  ) -> Result:
     """Returns the result of the compiled part."""
     x = self.x if x is None else x
     return compiled(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
@@ -145,7 +147,7 @@ def apply(part: Any, x: Array, call: Call, cache: Any = None) -> Result:
 compiled = jax.jit(apply)
 
 
-def value_and_gradients(part: Any, x: Array, call: Call) -> tuple[Array, Any]:
+def value_and_gradients(part: object, x: Array, call: Call) -> tuple[Array, Any]:
   """Returns the output, and the gradients of a loss with respect to the parameters and the input."""
 
   def loss(part, x):
@@ -158,7 +160,7 @@ def value_and_gradients(part: Any, x: Array, call: Call) -> tuple[Array, Any]:
 
 
 def same(
-  actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE, floor: float = 0.0
+  actual: object, expected: object, what: str, tolerance: float = TOLERANCE, floor: float = 0.0
 ) -> None:
   """Raises ContractViolation if arrays differ by more than the tolerance times the largest expected value.
 
@@ -178,7 +180,7 @@ def same(
     )
 
 
-def same_gradients(actual: Any, expected: Any, what: str, tolerance: float) -> None:
+def same_gradients(actual: object, expected: object, what: str, tolerance: float) -> None:
   """Compares trees of gradients as `same` does; tolerances of nearly zero ones are relative to the largest."""
   floor = SMALL * max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
   pairs = zip(jax.tree.leaves(actual), jax.tree.leaves_with_path(expected), strict=True)

@@ -34,7 +34,7 @@ class OnNonFinite(abc.ABC):
     return False
 
   @abc.abstractmethod
-  def select(self, finite: Any, new: Any, old: Any) -> Any:
+  def select(self, finite: object, new: object, old: object) -> Any:
     """Selects the state to continue with. Runs on the device, inside the train step.
 
     Args:
@@ -43,7 +43,7 @@ class OnNonFinite(abc.ABC):
       old: the state before the step.
     """
 
-  def count(self, finite: Any, sums: Sums) -> Sums:
+  def count(self, finite: object, sums: Sums) -> Sums:
     """Returns the sums that the step adds to its log interval. Runs on the device."""
     return sums
 
@@ -153,7 +153,7 @@ class Faults:
     self.num_skipped = saved.get('num_skipped', 0)
     self.losses.extend(saved.get('losses', ()))
 
-  def check(self, step: int, finite: bool, sums: Mapping[str, Any], norms: Any) -> None:
+  def check(self, step: int, finite: bool, sums: Mapping[str, Any], norms: object) -> None:
     """Checks the results of a step, on the host.
 
     Args:

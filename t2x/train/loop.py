@@ -97,7 +97,7 @@ def _run(
 
 def _train(
   run: TrainingRun,
-  rows: Any,
+  rows: object,
   batches: Batches,
   skips: list[tuple[int, int]],
   stop_requested: Callable[..., bool],

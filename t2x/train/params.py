@@ -85,7 +85,7 @@ class ParamInfo:
     start = next(i for i in range(first, end) if math.prod(self.shape[i:middle]) == inputs)
     return tuple(range(start, middle)), tuple(range(middle, end))
 
-  def moved(self, value: Any, statistic: Any) -> Any:
+  def moved(self, value: object, statistic: object) -> Any:
     """Returns a parameter of kind 'rule' after a step, each stacked copy by itself."""
     assert self.rule is not None
     move: Callable[..., Any] = self.rule

@@ -75,7 +75,7 @@ class TrainingRun(Inference):
   def _early_stopping(self) -> EarlyStopping:
     return EarlyStopping(self.trainer.patience, self.task.best_metric, self.task.best_mode)
 
-  def batches(self, rows: Any) -> Batches:
+  def batches(self, rows: object) -> Batches:
     """Returns the train batches; `batches[step]` depends only on the seed and the step."""
     return self.task.batches(
       rows,

@@ -46,7 +46,7 @@ class Schedule(abc.ABC):
       )
 
   @abc.abstractmethod
-  def after_warmup(self, step: Any, num_steps: int) -> Any:
+  def after_warmup(self, step: object, num_steps: int) -> Any:
     """Returns the learning rate after the warm-up.
 
     Args:

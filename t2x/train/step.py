@@ -44,7 +44,7 @@ class TrainState:
   params: Any
   opt_state: Any
   key: Any
-  ema: Any = None
+  ema: object = None
 
   @property
   def eval_params(self) -> Any:
@@ -234,7 +234,7 @@ def _updated(
   return params | moved, opt_state, own, updates
 
 
-def updates_applied(opt_state: Any) -> jax.Array:
+def updates_applied(opt_state: object) -> jax.Array:
   """Returns the number of updates that the optimizer has applied, int32 []; skipped steps do not count.
 
   Args:

@@ -71,7 +71,7 @@ def read_at(examples: Sequence[Any], indices: Sequence[int]) -> Iterable[Any]:
   return (examples[i] for i in indices)
 
 
-def example_names(examples: Any) -> list[str]:
+def example_names(examples: object) -> list[str]:
   """Returns the names of examples or rows; empty if they have none."""
   return examples.names() if isinstance(examples, Examples) else []
 
@@ -85,7 +85,7 @@ def label_values(examples: Sequence[Example]) -> set[Any] | None:
   return None
 
 
-def _scalar(label: Any) -> Any:
+def _scalar(label: object) -> Any:
   return label.item() if isinstance(label, np.generic | np.ndarray) else label
 
 
@@ -124,7 +124,7 @@ class FileBacked(Source):
     """Returns the files of all splits."""
 
 
-def _setting_text(value: Any) -> str:
+def _setting_text(value: object) -> str:
   if isinstance(value, Source):
     return value.describe()
   return value.__name__ if isinstance(value, types.FunctionType) else repr(value)

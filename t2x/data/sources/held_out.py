@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -161,7 +160,7 @@ class HeldOut(Source):
     return bytes_of(example[name])
 
 
-def bytes_of(value: Any) -> bytes:
+def bytes_of(value: object) -> bytes:
   if isinstance(value, bytes):
     return value
   if isinstance(value, np.ndarray):

@@ -173,11 +173,11 @@ class HubExamples(BulkExamples):
     return None if label is None else set(range(label.num_classes))
 
 
-def _is(feature: Any, name: str) -> bool:
+def _is(feature: object, name: str) -> bool:
   return type(feature).__name__ == name
 
 
-def _label_of(feature: Any) -> Any:
+def _label_of(feature: object) -> Any:
   """Returns the class label of a feature that is a list of them, or None."""
   inner = getattr(feature, 'feature', None)
   return inner if _is(inner, 'ClassLabel') else None

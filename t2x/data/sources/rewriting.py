@@ -67,7 +67,7 @@ class RewritingSource(Source):
       UserError: the example lacks a field.
     """
 
-  def rewrite_label(self, label: Any) -> Any:
+  def rewrite_label(self, label: object) -> Any:
     """Returns the label to use in place of one of the source."""
     return label
 

@@ -97,7 +97,7 @@ def _to_python(value: Any, feature: Any, in_sequence: bool = False) -> Any:
   return _class_name(value, feature) if in_sequence and isinstance(value, int) else value
 
 
-def _inner(feature: Any) -> Any:
+def _inner(feature: object) -> Any:
   from tensorflow_datasets.core.features import Sequence
 
   return feature.feature if isinstance(feature, Sequence) else feature

@@ -256,7 +256,7 @@ class Tokenizer(SpecialIds, abc.ABC):
       (folder / name).parent.mkdir(exist_ok=True)
       (folder / name).write_bytes(contents)
 
-  def _description(self, **fields: Any) -> bytes:
+  def _description(self, **fields: object) -> bytes:
     """Returns the contents of tokenizer.json: the kind and further fields."""
     return json.dumps({'kind': self.kind, **fields}, sort_keys=True).encode()
 

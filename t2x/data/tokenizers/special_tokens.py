@@ -93,7 +93,7 @@ class SpecialTokens:
       values[name] = tuple((item, kind) for item, kind in values[name])
     return cls(**{**values, 'before': tuple(values['before'])})
 
-  def set_attributes(self, tokenizer: Any) -> None:
+  def set_attributes(self, tokenizer: object) -> None:
     """Sets the ids and templates as attributes of a tokenizer."""
     for field in dataclasses.fields(self):
       setattr(tokenizer, field.name, getattr(self, field.name))

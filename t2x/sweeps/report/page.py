@@ -61,7 +61,7 @@ def report_data(results: Results, fits: Sequence[Fit] = ()) -> dict[str, Any]:
   return _finite(content)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
   """Replaces numbers that are not finite by None, as JSON does not support them."""
   if isinstance(value, dict):
     return {name: _finite(item) for name, item in value.items()}

@@ -70,7 +70,7 @@ def _trial(results: Results, entry: Entry) -> list[str]:
   ]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
   if value is None:
     return ''
   return value if isinstance(value, str) else json.dumps(value)

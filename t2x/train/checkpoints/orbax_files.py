@@ -50,7 +50,7 @@ def read_state(folder: Path, abstract: Abstract) -> Arrays:
   return _read_items(folder, state=_partial(abstract)).state
 
 
-def _read_items(folder: Path, **items: Any) -> Any:
+def _read_items(folder: Path, **items: object) -> Any:
   reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
   return reader.restore(folder, args=ocp.args.Composite(**items))
 

@@ -78,7 +78,7 @@ class Retention:
     every = [step for step in steps if self.keep_every and step % self.keep_every == 0]
     return {*steps[-self.keep_last :], *best, *every}
 
-  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: object) -> list[bool]:
     """Implements the interface of Orbax with `retained`."""
     retained = self.retained([checkpoint.step for checkpoint in checkpoints])
     return [checkpoint.step in retained for checkpoint in checkpoints]

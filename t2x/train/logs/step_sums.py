@@ -42,7 +42,7 @@ class NormsPerLayer:
     longest = max(map(len, members))
     self._members = np.array([m + [len(rows)] * (longest - len(m)) for m in members])
 
-  def __call__(self, gradients: Any, params: Any, updates: Any) -> jax.Array:
+  def __call__(self, gradients: object, params: object, updates: object) -> jax.Array:
     """Returns the norms, float32 [num_names].
 
     Args:
@@ -52,7 +52,7 @@ class NormsPerLayer:
     """
     return jnp.concatenate([self._norms(tree) for tree in (gradients, params, updates)])
 
-  def _norms(self, tree: Any) -> jax.Array:
+  def _norms(self, tree: object) -> jax.Array:
     squares = [
       jnp.square(leaf.astype(jnp.float32))
       .sum(axis=range(1, leaf.ndim) if stacked else None)
