@@ -6,7 +6,6 @@ Requires the extra `report`.
 import pathlib
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -86,7 +85,7 @@ def draw(
   kinds = cells(pattern, length, k_length, block, marks)
   # At least one pixel per cell.
   figure = Figure(figsize=(6.4, 7.2), dpi=max(120, max(kinds.shape) // 4), layout='constrained')
-  axes: Any = figure.add_subplot(xlabel='key position', ylabel='query position')
+  axes = figure.add_subplot(xlabel='key position', ylabel='query position')
   axes.set_title(textwrap.fill(repr(pattern), 60), fontsize='medium')
   colours = np.array([*(to_rgb(colour) for *_, colour in KINDS), (0, 0, 0)])
   axes.imshow(colours[kinds], interpolation='nearest')

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -15,6 +15,9 @@ from t2x.base.packages import imported
 from t2x.look.attention import Attention, Grid
 from t2x.look.look import Look
 from t2x.look.page import maps
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
 
 # Maximum number of tokens on an axis with labels.
 _MAX_LABELS = 64
@@ -160,7 +163,7 @@ def _figure(width: float, height: float) -> Any:
   return figures.Figure(figsize=(width, height), dpi=120, layout='constrained')
 
 
-def _map(axes: Any, values: np.ndarray) -> None:
+def _map(axes: 'Axes', values: np.ndarray) -> None:
   from matplotlib.colors import LinearSegmentedColormap
 
   signed = float(values.min()) < 0
@@ -184,7 +187,7 @@ def _map(axes: Any, values: np.ndarray) -> None:
   axes.tick_params(labelsize='x-small')
 
 
-def _picture(axes: Any, values: np.ndarray) -> None:
+def _picture(axes: 'Axes', values: np.ndarray) -> None:
   axes.imshow(values, interpolation='nearest')
   axes.set_axis_off()
 

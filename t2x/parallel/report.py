@@ -12,13 +12,14 @@ from jax.sharding import NamedSharding
 from t2x.base.text_table import text_table
 from t2x.layers.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
+from t2x.parallel.sharding import AnyMesh
 
 __all__ = ['mesh_text', 'sharding_table']
 
 Row = tuple[str, str, str, str, str]
 
 
-def mesh_text(mesh: Any, rules: Mapping[str, Any]) -> tuple[str, str]:
+def mesh_text(mesh: AnyMesh, rules: Mapping[str, Any]) -> tuple[str, str]:
   """Describes the axes of a mesh that have several devices, and the logical axes that are split over them.
 
   Args:

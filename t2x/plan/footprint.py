@@ -148,11 +148,11 @@ def _gradients(program: Program) -> dict[tuple[int, ...], dict[int, tuple[str, .
   return result
 
 
-def _spec(leaf: Any) -> Spec:
+def _spec(leaf: jax.ShapeDtypeStruct) -> Spec:
   return spec_of(leaf.sharding, len(leaf.shape))
 
 
-def _itemsize(leaf: Any) -> int:
+def _itemsize(leaf: jax.ShapeDtypeStruct) -> int:
   return leaf.dtype.itemsize
 
 

@@ -1,10 +1,13 @@
 """Specs of the outputs of an equation, its FLOPs on one device, and which operations XLA fuses."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from jax.sharding import PartitionSpec
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
+from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.layers.counting import share_of
 from t2x.parallel import as_tuple
@@ -67,10 +70,13 @@ EXPENSIVE = ('erf', 'exp', 'log', 'logistic', 'tanh')
 
 
 def output_specs(
-  name: str, equation: Any, inputs: Sequence[Array], sizes: Sizes
+  name: str, equation: JaxprEqn, inputs: Sequence[Array], sizes: Sizes
 ) -> tuple[list[Spec], tuple[str, ...]]:
   """Returns the spec of each output, and the mesh axes over which its parts are summed."""
-  params, shapes = equation.params, [tuple(v.aval.shape) for v in equation.outvars]
+  params, shapes = (
+    equation.params,
+    [tuple(cast(ShapedArray, v.aval).shape) for v in equation.outvars],
+  )
   if name == 'dot_general':
     spec, summed = dot_spec(inputs[0].spec, inputs[1].spec, params['dimension_numbers'])
     return [spec], summed
@@ -101,7 +107,7 @@ def output_specs(
 
 
 def product_flops(
-  equation: Any, result: Array, inputs: Sequence[Array], summed: tuple[str, ...], sizes: Sizes
+  equation: JaxprEqn, result: Array, inputs: Sequence[Array], summed: tuple[str, ...], sizes: Sizes
 ) -> int:
   """Returns the FLOPs of a matrix product or convolution on one device, 2 per multiply-add."""
   used = share_of(str(equation.source_info.name_stack))
@@ -133,7 +139,7 @@ def _elementwise(inputs: Sequence[Array], shape: tuple[int, ...]) -> Spec:
 
 
 def _scattered(
-  numbers: Any, operand: Spec, indices: Spec, updates: Spec
+  numbers: jax.lax.ScatterDimensionNumbers, operand: Spec, indices: Spec, updates: Spec
 ) -> tuple[list[Spec], tuple[str, ...]]:
   """Returns the spec of a scatter, and the mesh axes over which its parts are summed."""
   spec = list(operand)
@@ -145,14 +151,16 @@ def _scattered(
   return [result], summed
 
 
-def num_groups(equation: Any) -> int:
+def num_groups(equation: JaxprEqn) -> int:
   """Returns the number of groups of a product; 1 for a product without groups."""
   if equation.primitive.name != GROUPED:
     return 1
-  return equation.invars[2].aval.shape[-1]
+  return cast(ShapedArray, equation.invars[2].aval).shape[-1]
 
 
-def matching_axes(name: str, params: Any, first: Array, second: Array, swapped: bool) -> Spec:
+def matching_axes(
+  name: str, params: Mapping[str, Any], first: Array, second: Array, swapped: bool
+) -> Spec:
   """Returns for each dimension of an operand the mesh axes of the same dimension of another operand.
 
   Args:
@@ -171,7 +179,7 @@ def matching_axes(name: str, params: Any, first: Array, second: Array, swapped: 
   return tuple(second.spec[places[i]] if i in places else () for i in range(len(first.shape)))
 
 
-def constrained(sharding: Any, array: Array) -> Spec:
+def constrained(sharding: NamedSharding, array: Array) -> Spec:
   """Returns the spec of a sharding constraint, whose unconstrained dimensions keep their axes."""
   entries = [*sharding.spec, *(None,) * (len(array.shape) - len(sharding.spec))]
   is_free = [entry is PartitionSpec.UNCONSTRAINED for entry in entries]

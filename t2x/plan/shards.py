@@ -8,6 +8,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+from jax.sharding import NamedSharding
+
 from t2x.parallel import as_tuple
 
 # Mesh axes that split each dimension.
@@ -15,9 +18,9 @@ Spec = tuple[tuple[str, ...], ...]
 Sizes = Mapping[str, int]
 
 
-def spec_of(sharding: Any, ndim: int) -> Spec:
+def spec_of(sharding: NamedSharding, ndim: int) -> Spec:
   """Returns the mesh axes of each dimension of a NamedSharding."""
-  return padded_spec(sharding.spec, ndim)
+  return padded_spec(tuple(sharding.spec), ndim)
 
 
 def padded_spec(spec: Sequence[Any], ndim: int) -> Spec:
@@ -81,7 +84,9 @@ def reshaped(shape: Sequence[int], spec: Spec, new: Sequence[int], sizes: Sizes)
   return tuple(result)
 
 
-def dot_spec(lhs: Spec, rhs: Spec, dimension_numbers: Any) -> tuple[Spec, tuple[str, ...]]:
+def dot_spec(
+  lhs: Spec, rhs: Spec, dimension_numbers: jax.lax.DotDimensionNumbers
+) -> tuple[Spec, tuple[str, ...]]:
   """Returns the spec of a product, and the mesh axes over which its parts must be summed.
 
   The first operand wins where both are split over the same axis along different dimensions.
@@ -100,7 +105,9 @@ def dot_spec(lhs: Spec, rhs: Spec, dimension_numbers: Any) -> tuple[Spec, tuple[
   return once(result, summed), tuple(summed)
 
 
-def grouped_spec(lhs: Spec, rhs: Spec, numbers: Any) -> tuple[Spec, tuple[str, ...]]:
+def grouped_spec(
+  lhs: Spec, rhs: Spec, numbers: jax.lax.RaggedDotDimensionNumbers
+) -> tuple[Spec, tuple[str, ...]]:
   """Returns the spec of a grouped product (`jax.lax.ragged_dot`), and the mesh axes over which its parts are summed."""
   (lhs_contracted, rhs_contracted), batch = numbers.dot_dimension_numbers
   groups = tuple(numbers.rhs_group_dimensions)
@@ -121,7 +128,9 @@ def once(spec: Iterable[tuple[str, ...]], used: Iterable[str]) -> Spec:
   return tuple(result)
 
 
-def gather_spec(operand: Spec, indices: Spec, params: Mapping[str, Any], shape: Any) -> Spec:
+def gather_spec(
+  operand: Spec, indices: Spec, params: Mapping[str, Any], shape: Sequence[int]
+) -> Spec:
   """Returns the spec of a gather from an operand of `shape`."""
   numbers, slices = params['dimension_numbers'], params['slice_sizes']
   skipped = (*numbers.collapsed_slice_dims, *getattr(numbers, 'operand_batching_dims', ()))

@@ -3,8 +3,9 @@
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from t2x.parallel.mesh import BATCH_AXES, as_tuple
@@ -156,7 +157,7 @@ class _FrameWalker:
     return results
 
   def _unrolled(
-    self, params: Any, inputs: list[Array], first: int, end: int, is_backward: bool
+    self, params: Mapping[str, Any], inputs: list[Array], first: int, end: int, is_backward: bool
   ) -> list[Array]:
     """Adds the equations of all iterations of a scan with the carry `inputs[first:end]`."""
     consts, carry, scanned = inputs[:first], inputs[first:end], inputs[end:]
@@ -242,7 +243,7 @@ class _FrameWalker:
     self._add_loop(inputs, results, totals, 1, [], is_backward)
     return results
 
-  def _shard_map(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _shard_map(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     """Adds the equations of a function that each device applies to its parts of the arrays."""
     inner, in_specs, out_specs = (equation.params[n] for n in ('jaxpr', 'in_specs', 'out_specs'))
     mapped = {axis for spec in (*in_specs, *out_specs) for axes in spec for axis in as_tuple(axes)}
@@ -255,11 +256,11 @@ class _FrameWalker:
     for array, variable, spec in outputs:
       ndim = len(array.shape)
       whole = merged([padded_spec(spec, ndim), array.spec], ndim)
-      results.append(array.viewed(variable.aval.shape, whole))
+      results.append(array.viewed(cast(ShapedArray, variable.aval).shape, whole))
     return results
 
   def _kernel(
-    self, equation: JaxprEqn, inner: Any, inputs: list[Array], is_backward: bool
+    self, equation: JaxprEqn, inner: Jaxpr | ClosedJaxpr, inputs: list[Array], is_backward: bool
   ) -> list[Array]:
     """Adds a call that reads its inputs from memory and writes its outputs there."""
     own = [a.as_input() for a in inputs]
@@ -273,15 +274,16 @@ class _FrameWalker:
 
   # Other equations.
 
-  def _simple(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+  def _simple(self, equation: JaxprEqn, inputs: list[Array], is_backward: bool) -> list[Array]:
     name = equation.primitive.name
     inputs, extra = self._gathered(name, equation, inputs)
     specs, summed = output_specs(name, equation, inputs, self.sizes)
     from_batch = any(a.from_batch for a in inputs)
     results = []
     for variable, spec in zip(equation.outvars, specs, strict=True):
-      shape = tuple(variable.aval.shape)
-      result = Array(shape, itemsize(variable.aval), spec, from_batch)
+      aval = cast(ShapedArray, variable.aval)
+      shape = tuple(aval.shape)
+      result = Array(shape, itemsize(aval), spec, from_batch)
       result.is_gradient = any(a.is_gradient and a.size == result.size for a in inputs)
       results.append(result)
     flops = 0
@@ -319,7 +321,7 @@ class _FrameWalker:
     )
     return results
 
-  def _is_kept(self, name: str, params: Any, inputs: list[Array]) -> bool:
+  def _is_kept(self, name: str, params: Mapping[str, Any], inputs: list[Array]) -> bool:
     """Whether an equation is a constraint that its operand satisfies."""
     if name != 'sharding_constraint':
       return False

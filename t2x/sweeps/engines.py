@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,5 +119,5 @@ class Ray(Engine):
     return [functools.partial(_is_over, ray, job) for job in jobs]
 
 
-def _is_over(ray: Any, job: Any) -> bool:
+def _is_over(ray: types.ModuleType, job: Any) -> bool:
   return bool(ray.wait([job], timeout=0)[0])

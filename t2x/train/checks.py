@@ -6,7 +6,7 @@ Shapes and data are checked before the first step, so that errors in an evaluati
 import contextlib
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -138,7 +138,7 @@ def layout_report(experiment: Experiment, num_devices: int | None = None) -> str
     UserError: the mesh does not divide a dimension.
   """
   settings = experiment.mesh
-  mesh: Any = settings.abstract(num_devices or settings.num_devices or _default_devices(experiment))
+  mesh = settings.abstract(num_devices or settings.num_devices or _default_devices(experiment))
   program = Program(experiment.with_trainer(mesh.size), mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
@@ -169,7 +169,7 @@ def check_splits(run: TrainingRun) -> None:
         task.check_split(split)
 
 
-def check_data(run: TrainingRun, rows: Any, batches: Batches) -> None:
+def check_data(run: TrainingRun, rows: Sequence[Mapping[str, Any]], batches: Batches) -> None:
   """Checks the data of training and of all evaluations, and prepares the evaluation splits.
 
   Checks labels, one batch of each split, and the arguments of generation; steps are traced, not run.
@@ -201,7 +201,7 @@ def check_data(run: TrainingRun, rows: Any, batches: Batches) -> None:
         run.experiment.evaluations[name].check(task, model)
 
 
-def _note(run: TrainingRun, task: Task, split: str, rows: Any) -> None:
+def _note(run: TrainingRun, task: Task, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
   """Prints a warning about the rows of a split."""
   if (note := task.note_rows(split, rows)) and run.processes.first:
     log.warning('warning: %s', note)

@@ -13,6 +13,7 @@ from t2x.base.text_table import text_table
 from t2x.parallel import Placed
 from t2x.tasks.inspection import Inspection, in_order
 from t2x.train.experiment import Experiment
+from t2x.train.params import Params
 from t2x.train.program import Program
 from t2x.train.schedules import Constant
 
@@ -64,7 +65,7 @@ def coordinates(experiment: Experiment, num_steps: int) -> Sizes:
 
 
 def _activations(
-  program: Program, params: Any, frozen: Any, batch: Mapping[str, Any]
+  program: Program, params: Params, frozen: Params, batch: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
   """Returns the outputs of each layer and the logits, without dropout."""
   model = Placed(program.blueprint.model(program.groups.join(params, frozen)), program.layout)

@@ -82,7 +82,9 @@ class Inference:
         part.source.fingerprint()
     return task.rows(split)
 
-  def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
+  def evaluation_batches(
+    self, rows: Sequence[Mapping[str, Any]], task: Task
+  ) -> Sequence[dict[str, np.ndarray]]:
     """Returns this process's part of batches that contain every row once."""
     return evaluation_batches(
       rows,
@@ -188,7 +190,7 @@ class Inference:
     params: Params,
     names: Sequence[str],
     watched: Watched = iter,
-    **settings: Any,
+    **settings: object,
   ) -> Evaluation:
     """Runs evaluators of `Experiment.evaluations`; their metrics and images are named NAME/METRIC.
 

@@ -9,8 +9,8 @@ import collections
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +207,6 @@ class Faults:
     )
 
 
-def _mean(pair: Any) -> float:
+def _mean(pair: Iterable[SupportsFloat]) -> float:
   total, weight = map(float, pair)
   return total / weight if weight else math.nan

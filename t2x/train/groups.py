@@ -235,7 +235,7 @@ class Groups:
         size = info.size // len(rows)
         line[0] += size
         line[1] += 0 if group.frozen else size
-        rate: Any = group.rate
+        rate = group.rate
         if callable(rate):
           rate = rate(users[0], info.num_layers)
         text = 'frozen' if group.frozen else _rate_text(rate)

@@ -7,7 +7,7 @@ excludes or resizes them.
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,7 +233,7 @@ class InitFrom:
   def _row(
     self,
     name: str,
-    leaf: Any,
+    leaf: jax.ShapeDtypeStruct,
     source: str | None,
     saved: Shape | None,
     entries: Shape | None,
@@ -271,7 +271,7 @@ class InitFrom:
     return Row(name, shape, source, saved, outcome, resizers[0], entries)
 
 
-def _resized_shape(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool]:
+def _resized_shape(resize: Resize, saved: Shape, leaf: jax.ShapeDtypeStruct) -> tuple[Shape, bool]:
   """Traces `resize`; returns the shape of its result, and whether the result is the unchanged `target`."""
   is_new = False
 
@@ -318,6 +318,6 @@ def _table(where: str, rows: Sequence[Row]) -> str:
   return f'initialised from {where}: {summary}\n{text_table(cells, "<<<<")}'
 
 
-def _first_names(names: Any) -> str:
+def _first_names(names: Collection[str]) -> str:
   first = list(names)[:3]
   return ', '.join(first) + (', ...' if len(names) > 3 else '')

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def _run(
 
 def _train(
   run: TrainingRun,
-  rows: object,
+  rows: Sequence[Mapping[str, Any]],
   batches: Batches,
   skips: list[tuple[int, int]],
   stop_requested: Callable[..., bool],

@@ -82,7 +82,7 @@ class Program:
   ):
     self.experiment = experiment = experiment.bound()
     build = experiment.complete_model()
-    self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
+    self.mesh: jax.sharding.Mesh | AbstractMesh = experiment.mesh.build() if mesh is None else mesh
     trainer = experiment.trainer
     default = 32 if trainer is None else trainer.batch_size
     self.batch_size = default if batch_size is None else batch_size

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +75,7 @@ class TrainingRun(Inference):
   def _early_stopping(self) -> EarlyStopping:
     return EarlyStopping(self.trainer.patience, self.task.best_metric, self.task.best_mode)
 
-  def batches(self, rows: object) -> Batches:
+  def batches(self, rows: Sequence[Mapping[str, Any]]) -> Batches:
     """Returns the train batches; `batches[step]` depends only on the seed and the step."""
     return self.task.batches(
       rows,

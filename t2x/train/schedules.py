@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from t2x.base.errors import UserError
@@ -46,7 +47,7 @@ class Schedule(abc.ABC):
       )
 
   @abc.abstractmethod
-  def after_warmup(self, step: object, num_steps: int) -> Any:
+  def after_warmup(self, step: jax.Array | float, num_steps: int) -> Any:
     """Returns the learning rate after the warm-up.
 
     Args:
@@ -163,6 +164,6 @@ class WarmupStableDecay(Schedule):
     return peak + (end - peak) * x
 
 
-def _progress(step: Any, num_steps: int) -> Any:
+def _progress(step: jax.Array | float, num_steps: int) -> jax.Array:
   """Returns the fraction of `num_steps` that is done, from 0 to 1."""
   return jnp.clip(step / max(num_steps, 1), 0, 1)

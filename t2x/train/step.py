@@ -72,7 +72,9 @@ def _named(params: Mapping[str, Any], names: Iterable[str]) -> Params:
   return {name: params[name] for name in names}
 
 
-def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, key: Any) -> Any:
+def _accumulate(
+  gradients: Callable, count: int, params: Params, batch: Batch, key: jax.Array
+) -> Any:
   """Returns the sum of `gradients(params, micro_batch, keys)` over `count` micro-batches.
 
   Each row has a key, so that what is drawn for it does not depend on the split. Adjacent rows go to different

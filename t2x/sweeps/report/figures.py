@@ -4,13 +4,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from t2x.base.drawing import COLORS, DASHES, drawn
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.report.summary import better, label
 from t2x.sweeps.report.tuning import tuning_data
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
 
 _WIDTH = 5.5
 # Markers and colours of report.html.
@@ -57,7 +60,7 @@ def _figures(results: Results) -> Iterator[tuple[str, float, _Draw]]:
     yield 'tuning', 3.2, lambda axes: _tuning(axes, results, tuning)
 
 
-def _forest(axes: Any, results: Results, rows: Sequence[Row]) -> None:
+def _forest(axes: 'Axes', results: Results, rows: Sequence[Row]) -> None:
   """Draws the differences from the baseline, the first variant on top."""
   places = range(len(rows), 0, -1)
   axes.axvline(0, color='#5b636b', linewidth=0.8)
@@ -67,12 +70,18 @@ def _forest(axes: Any, results: Results, rows: Sequence[Row]) -> None:
     comparison, color = row.comparison, _VERDICT_COLORS.get(row.verdict, '#666e76')
     if comparison is None:
       continue
-    if None not in comparison.interval:
-      axes.plot(comparison.interval, [place, place], color=color)
+    low, high = comparison.interval
+    if low is not None and high is not None:
+      axes.plot([low, high], [place, place], color=color)
     marker = _MARKERS.get(row.verdict, 'o')
     face = color if row.verdict in _MARKERS else 'white'
     axes.plot(
-      comparison.difference, place, marker, color=color, markerfacecolor=face, markersize=4.5
+      cast(float, comparison.difference),
+      place,
+      marker,
+      color=color,
+      markerfacecolor=face,
+      markersize=4.5,
     )
   axes.set_yticks([*places], [f'{label(results, row)} ({row.verdict})' for row in rows])
   axes.set_ylim(0.4, len(rows) + 0.6)
@@ -83,7 +92,7 @@ def _forest(axes: Any, results: Results, rows: Sequence[Row]) -> None:
   )
 
 
-def _curves(axes: Any, results: Results, data: dict[str, Any]) -> None:
+def _curves(axes: 'Axes', results: Results, data: dict[str, Any]) -> None:
   """Draws the first metric of the report's curves: the mean over the finished seeds, and their range."""
   split, _, metric = data['metrics'][0].partition('/')
   for number, (row, style) in enumerate(_styles(results)):
@@ -108,7 +117,7 @@ def _curves(axes: Any, results: Results, data: dict[str, Any]) -> None:
   axes.legend(loc='best', fontsize=7)
 
 
-def _tuning(axes: Any, results: Results, data: dict[str, Any]) -> None:
+def _tuning(axes: 'Axes', results: Results, data: dict[str, Any]) -> None:
   """Draws the mean over the tuning seeds by value, with the tuned value as a dot."""
   by_place = {(row['variant'], row['point']): row for row in data['rows']}
   for row, style in _styles(results):
@@ -132,7 +141,10 @@ def _tuning(axes: Any, results: Results, data: dict[str, Any]) -> None:
 
 
 def _band(
-  axes: Any, points: Sequence[tuple[float, float, Any, Any]], style: dict[str, Any], **settings: Any
+  axes: 'Axes',
+  points: Sequence[tuple[float, float, Any, Any]],
+  style: dict[str, Any],
+  **settings: Any,
 ) -> None:
   """Draws a mean and, where it is known, its range or interval: (x, mean, low, high) by point."""
   if not points:
@@ -140,8 +152,10 @@ def _band(
   x, mean, low, high = zip(*points, strict=True)
   axes.plot(x, mean, **style, **settings)
   if style['label']:
-    ends = [[math.nan if value is None else value for value in side] for side in (low, high)]
-    axes.fill_between(x, *ends, color=style['color'], alpha=0.12, linewidth=0)
+    lower, upper = (
+      [math.nan if value is None else value for value in side] for side in (low, high)
+    )
+    axes.fill_between(x, lower, upper, color=style['color'], alpha=0.12, linewidth=0)
 
 
 def _styles(results: Results) -> Iterator[tuple[Row, dict[str, Any]]]:

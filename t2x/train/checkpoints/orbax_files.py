@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
@@ -74,7 +75,7 @@ def _partial(abstract: Abstract) -> ocp.args.PyTreeRestore:
   return ocp.args.PyTreeRestore(targets, types, partial_restore=True)
 
 
-def target_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def target_of(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
   """Returns the shape, dtype and sharding that Orbax restores to; by default on the first local device."""
   sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

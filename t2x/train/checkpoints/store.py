@@ -83,7 +83,7 @@ class Checkpoints:
   def save(
     self,
     step: int,
-    state: Any,
+    state: object,
     extra: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
   ) -> None:

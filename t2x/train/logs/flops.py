@@ -17,11 +17,13 @@ devices. All positions of a batch count, padding included; recomputation does no
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from t2x.base.step import in_step
 from t2x.layers import AttentionInputs, Dense, Kernel
@@ -112,7 +114,7 @@ class _Count:
   pairs: float = 0
 
 
-def _multiply_adds(jaxpr: Any, scope: str = '') -> _Count:
+def _multiply_adds(jaxpr: Jaxpr | ClosedJaxpr, scope: str = '') -> _Count:
   """Counts the multiply-adds of a program.
 
   A scan counts once per iteration, a conditional as its largest branch, and a while loop once.
@@ -146,13 +148,13 @@ def _multiply_adds(jaxpr: Any, scope: str = '') -> _Count:
   return total
 
 
-def _of_equation(equation: Any, scope: str) -> int:
+def _of_equation(equation: JaxprEqn, scope: str) -> int:
   """Returns the multiply-adds of an equation without those of programs inside it."""
   name, params = equation.primitive.name, equation.params
   shapes = [getattr(variable.aval, 'shape', ()) for variable in equation.invars]
   if not equation.outvars:
     return 0
-  out = equation.outvars[0].aval
+  out = cast(ShapedArray, equation.outvars[0].aval)
   if name == 'dot_general':
     (contracted, _), _ = params['dimension_numbers']
     return math.prod(out.shape) * math.prod(shapes[0][axis] for axis in contracted)
@@ -167,21 +169,21 @@ def _of_equation(equation: Any, scope: str) -> int:
   return 0
 
 
-def grouped_multiply_adds(equation: Any) -> int:
+def grouped_multiply_adds(equation: JaxprEqn) -> int:
   """Returns the multiply-adds of a grouped product (`jax.lax.ragged_dot`): one matrix per row."""
   numbers = equation.params['ragged_dot_dimension_numbers']
   (_, contracted), (_, batch) = numbers.dot_dimension_numbers
   used = {*contracted, *batch, *numbers.rhs_group_dimensions}
-  rows, matrices = (variable.aval.shape for variable in equation.invars[:2])
+  rows, matrices = (cast(ShapedArray, variable.aval).shape for variable in equation.invars[:2])
   return math.prod(rows) * math.prod(n for i, n in enumerate(matrices) if i not in used)
 
 
-def _inner_jaxprs(equation: Any) -> Iterator[Any]:
+def _inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
   for value in equation.params.values():
     for item in value if isinstance(value, (list, tuple)) else [value]:
       inner = getattr(item, 'jaxpr', item)
       if hasattr(inner, 'eqns'):
-        yield inner
+        yield cast(Jaxpr, inner)
 
 
 # Peak FLOPs per second of dense bfloat16 products, without sparsity, by `jax.Device.device_kind`. NVIDIA's data

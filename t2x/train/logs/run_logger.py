@@ -5,7 +5,7 @@ The device never waits for Python: the sums of a log interval are fetched when t
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -142,7 +142,7 @@ class RunLogger(contextlib.AbstractContextManager):
     for writer in (*self.writers, self.samples, self.timing, self.norms):
       writer.close()
 
-  def start_screen(self, rows: Any, verbose: bool) -> None:
+  def start_screen(self, rows: Sequence[Mapping[str, Any]], verbose: bool) -> None:
     """Prints the summary of the run, and the table of parameters if `verbose`; summary.txt has both."""
     if not self.run.processes.first:
       return

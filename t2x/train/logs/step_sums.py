@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.models.losses import Sums
-from t2x.train.params import ParamInfo
+from t2x.train.params import ParamInfo, Params
 
 KINDS = ('gradient', 'parameter', 'update')
 
@@ -42,7 +42,7 @@ class NormsPerLayer:
     longest = max(map(len, members))
     self._members = np.array([m + [len(rows)] * (longest - len(m)) for m in members])
 
-  def __call__(self, gradients: object, params: object, updates: object) -> jax.Array:
+  def __call__(self, gradients: Params, params: Params, updates: Params) -> jax.Array:
     """Returns the norms, float32 [num_names].
 
     Args:
@@ -52,7 +52,7 @@ class NormsPerLayer:
     """
     return jnp.concatenate([self._norms(tree) for tree in (gradients, params, updates)])
 
-  def _norms(self, tree: object) -> jax.Array:
+  def _norms(self, tree: Params) -> jax.Array:
     squares = [
       jnp.square(leaf.astype(jnp.float32))
       .sum(axis=range(1, leaf.ndim) if stacked else None)
@@ -94,7 +94,7 @@ class StepSums:
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
 
   def with_layer_norms(
-    self, layer_norms: NormsPerLayer | None, gradients: Any, params: Any, updates: Any
+    self, layer_norms: NormsPerLayer | None, gradients: Params, params: Params, updates: Params
   ) -> 'StepSums':
     """Returns the sums with norms by layer; without `layer_norms` unchanged."""
     if layer_norms is None:

@@ -304,7 +304,7 @@ def _devices() -> str:
   return text if processes == 1 else f'{text}, {processes} processes'
 
 
-def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
+def _mesh(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, settings: Mesh) -> str:
   """Describes the mesh if there are several devices."""
   sizes, split = mesh_text(mesh, settings.rules)
   if not sizes:

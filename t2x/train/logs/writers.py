@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
 import numpy as np
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -246,7 +246,7 @@ class _Status(ProgressColumn):
 class _Narrow:
   """A line with space for the ^C that the terminal echoes: it must not wrap."""
 
-  line: Any
+  line: RenderableType
 
   def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Any]:
     return console.render(self.line, options.update_width(options.max_width - len('^C^C')))
@@ -278,7 +278,7 @@ class Terminal:
     unit: str = 'tokens',
     *,
     every: float = 10.0,
-    file: Any = None,
+    file: IO[str] | None = None,
     quiet: bool = False,
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
@@ -380,7 +380,7 @@ def _remaining(task: Task) -> list[str]:
   return [f'{clock(task.time_remaining)} left'] if task.time_remaining else []
 
 
-def format_value(value: Any) -> str:
+def format_value(value: str | float | None) -> str:
   """Formats a metric with four digits, large numbers with thousands separators."""
   if value is None or isinstance(value, str):
     return str(value)
