@@ -182,11 +182,13 @@ def parameters(part: Part) -> list[tuple[str, str, str, str]]:
   ]
 
 
-def kind(hint: Any) -> str:
+def kind(hint: object) -> str:
   """Describes the values of an annotation with their range."""
   if typing.get_origin(hint) is typing.Annotated:
     limits = [
-      str(item).removeprefix('must be ') for item in hint.__metadata__ if isinstance(item, Range)
+      str(item).removeprefix('must be ')
+      for item in typing.get_args(hint)[1:]
+      if isinstance(item, Range)
     ]
     return ', '.join([words(hint), *limits])
   return 'any value' if plain_hint(hint) is Any else words(hint)

@@ -7,7 +7,7 @@ from t2x.base.suggestions import closest, did_you_mean
 from t2x.config.bindings import Binding, Bindings, split_scope
 from t2x.config.parse import Statement, expanded
 from t2x.config.registries import Registry
-from t2x.config.resolve import Resolver, calls
+from t2x.config.resolve import PartCall, Resolver, calls
 from t2x.config.signature import BUILDER_ARGUMENTS
 from t2x.config.type_check import problem
 from t2x.config.type_names import takes_parts
@@ -106,7 +106,7 @@ def _type_problem(bindings: Bindings, binding: Binding) -> str | None:
 def check_unused(
   bindings: Bindings,
   resolver: Resolver,
-  root: Any,
+  root: PartCall,
   root_name: str,
   is_exempt: Callable[[Statement], bool] = lambda _: False,
   allow_overridden: bool = False,
@@ -128,7 +128,7 @@ def check_unused(
 
 
 def used_before(
-  registry: Registry, statements: Sequence[Statement], root: Any
+  registry: Registry, statements: Sequence[Statement], root: PartCall
 ) -> Iterator[Statement]:
   """Yields the statements that would be used if reading had stopped at the end of some file.
 

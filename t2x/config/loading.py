@@ -18,7 +18,7 @@ from t2x.config.check import (
 from t2x.config.moved import current
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registries import Registry
-from t2x.config.resolve import Resolver, build, calls
+from t2x.config.resolve import PartCall, Resolver, build, calls
 from t2x.config.signature import Part
 from t2x.config.used_modules import Used, used_modules
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
@@ -41,7 +41,7 @@ class Config:
     used: the user's modules on which the config depends.
   """
 
-  root: Any
+  root: PartCall
   statements: Sequence[Statement]
   imports: Sequence[Import]
   files: Sequence[str]

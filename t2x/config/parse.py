@@ -65,7 +65,7 @@ class Statement:
   scope: str
   name: str
   param: str
-  value: Any
+  value: object
   place: Place
   named_at: Place
 
@@ -322,7 +322,7 @@ def pins_in(text: str, path: str) -> Iterator[Pin]:
 
 
 def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack: list[str]):
-  block: Any = None
+  block: Place | None = None
   own: dict[str, Statement] = {}
   for statement in _statements(text):
     place = Place(path, statement.location.line_num)
@@ -350,7 +350,7 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
       )
     else:
       # gin sets the column only for bindings in a block.
-      named_at = block if statement.location.char_num is not None else place
+      named_at = (block or place) if statement.location.char_num is not None else place
       parsed.statements.append(
         Statement(
           statement.scope, statement.selector, statement.arg_name, statement.value, place, named_at

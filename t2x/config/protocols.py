@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from t2x.config.type_names import with_article
@@ -95,7 +95,7 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _call_misfit(own: Any, required: Any) -> str | None:
+def _call_misfit(own: Callable[..., Any], required: Callable[..., Any]) -> str | None:
   """Returns how a method's arguments or return value differ from those of the protocol's method."""
   by_position, by_name = _arguments(required)
   signature, kinds = inspect.signature(own), {p.kind for p in _parameters(required)}
@@ -116,11 +116,11 @@ def _call_misfit(own: Any, required: Any) -> str | None:
   return None
 
 
-def _parameters(method: Any) -> list[inspect.Parameter]:
+def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter]:
   return list(inspect.signature(method).parameters.values())
 
 
-def _arguments(method: object) -> tuple[list[str], list[str]]:
+def _arguments(method: Callable[..., Any]) -> tuple[list[str], list[str]]:
   """Returns the positional arguments of a method, and the arguments passed by name."""
   parameters = _parameters(method)
   by_position = [
@@ -133,7 +133,7 @@ def _call_text(by_position: list[str], by_name: list[str]) -> str:
   return f'({", ".join([*by_position[1:], *(f"{name}=" for name in by_name)])})'
 
 
-def _return_kind(method: object) -> str:
+def _return_kind(method: Callable[..., Any]) -> str:
   """Returns the annotated kind of a return value: 'a tuple of 2', 'an array', or '' if unknown."""
   hint = (getattr(method, '__annotations__', None) or {}).get('return')
   if typing.get_origin(hint) is tuple:

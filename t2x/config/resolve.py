@@ -10,7 +10,7 @@ outside any scope, and shared by all uses of the macro.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from t2x.base.errors import UserError
@@ -28,7 +28,7 @@ __all__ = ['calls', 'key_of']
 class Argument:
   """The resolved value of a parameter. `statement` is None for a default."""
 
-  value: Any
+  value: object
   statement: Statement | None
 
 
@@ -47,7 +47,7 @@ class PartCall:
   """
 
   part: Part
-  obj: Any
+  obj: Callable[..., Any]
   scope: Scope
   evaluate: bool
   place: Place
@@ -151,7 +151,7 @@ class Resolver:
   def call(
     self,
     part: Part,
-    obj: Any,
+    obj: Callable[..., Any],
     scope: Scope,
     evaluate: bool,
     place: Place,

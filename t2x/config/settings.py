@@ -56,7 +56,7 @@ class Resolved:
     data: fingerprints of the sources by name; {} if they were not read.
   """
 
-  settings: Any
+  settings: Tree
   modules: Mapping[str, str] = dataclasses.field(default_factory=dict)
   data: Mapping[str, str] = dataclasses.field(default_factory=dict)
 

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 # Default of a parameter that has none.
@@ -27,8 +27,8 @@ class Parameter:
   """
 
   name: str
-  hint: Any
-  default: Any
+  hint: object
+  default: object
   positional: bool
   nameable: bool
 
@@ -133,7 +133,7 @@ def _base_with_constructor(obj: object) -> type | None:
   return next((cls for cls in owners[1:] if _function(cls) is not None), None)
 
 
-def _hints(obj: object, function: Any) -> dict[str, Any]:
+def _hints(obj: object, function: Callable[..., Any]) -> dict[str, Any]:
   """Returns the resolved annotations by parameter; `Any` if one cannot be resolved."""
   if isinstance(obj, type) and dataclasses.is_dataclass(obj):
     hints = {}

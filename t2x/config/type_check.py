@@ -53,11 +53,11 @@ def problem(value: object, hint: object, find: Find) -> str | None:
   return message
 
 
-def _ranges(hint: Any) -> Iterator[Range]:
+def _ranges(hint: object) -> Iterator[Range]:
   """Yields the ranges of an annotation, including nested `Annotated`."""
   while typing.get_origin(hint) is typing.Annotated:
-    yield from (item for item in hint.__metadata__ if isinstance(item, Range))
-    hint = hint.__origin__
+    hint, *metadata = typing.get_args(hint)
+    yield from (item for item in metadata if isinstance(item, Range))
 
 
 def _type_problem(value: object, hint: object, find: Find) -> str | None:
@@ -185,7 +185,9 @@ def _result_text(part: Part) -> str:
   return with_article(returns.__name__) if is_class else words(returns)
 
 
-def _object_as_callable(part: Part, hint: Any, factory: Reference, built: Reference) -> str | None:
+def _object_as_callable(
+  part: Part, hint: object, factory: Reference, built: Reference
+) -> str | None:
   """Checks `@Part()` against a Callable annotation: the object must be callable."""
   arguments, expected = typing.get_args(hint) or (..., Any)
   is_typed = plain_hint(expected) is not Any and plain_hint(part.returns) is not Any
@@ -200,7 +202,7 @@ def _object_as_callable(part: Part, hint: Any, factory: Reference, built: Refere
   return None
 
 
-def _accepts(function: Any, arguments: object, partial: bool = False) -> bool:
+def _accepts(function: Callable[..., Any], arguments: object, partial: bool = False) -> bool:
   """Returns whether a function accepts `arguments` by position; True if this cannot be determined."""
   if not isinstance(arguments, list):
     return True
@@ -264,18 +266,18 @@ def _mismatch(actual: object, expected: object) -> str | None:
   return protocol_misfit(actual, expected) if is_protocol(expected) else ''
 
 
-def is_tunable(hint: Any) -> bool:
+def is_tunable(hint: object) -> bool:
   """Returns whether an annotation is `float | Hyperparameter`, which trials vary within one program."""
   if typing.get_origin(hint) is typing.Annotated:
-    return is_tunable(hint.__origin__)
+    return is_tunable(typing.get_args(hint)[0])
   return typing.get_origin(hint) in UNIONS and any(
     arm is Hyperparameter or is_tunable(arm) for arm in typing.get_args(hint)
   )
 
 
-def has_role(hint: Any, role: Role) -> bool:
+def has_role(hint: object, role: Role) -> bool:
   """Returns whether an annotation contains a role."""
-  return typing.get_origin(hint) is typing.Annotated and role in hint.__metadata__
+  return typing.get_origin(hint) is typing.Annotated and role in typing.get_args(hint)[1:]
 
 
 def convert(value: Any, hint: object) -> Any:

@@ -106,7 +106,7 @@ def to_gin(value: object) -> str:
   return repr(value)
 
 
-def gin_of(name: str, part: Any) -> str:
+def gin_of(name: str, part: object) -> str:
   """Returns gin text that binds `name` to a frozen dataclass.
 
   Args:
@@ -121,7 +121,7 @@ def gin_of(name: str, part: Any) -> str:
     return to_gin(map_leaves(reference, value))
 
   lines = [f'{name} = {text(part)}']
-  pending = [part]
+  pending: list[Any] = [part]
   while pending:
     item = pending.pop(0)
     for field in dataclasses.fields(item):
