@@ -5,12 +5,15 @@ import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from t2x.base.files import MARK, check_folder, output_path
 from t2x.base.packages import imported
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 __all__ = ['COLORS', 'DASHES', 'SUFFIXES', 'drawn', 'png_url', 'save_figure', 'save_picture']
 
@@ -63,7 +66,7 @@ def drawn(paths: Sequence[Path], width: float, height: float) -> Iterator[Any]:
       save_figure(figure, path, dpi=200)
 
 
-def save_figure(figure: Any, path: Path, **settings: Any) -> None:
+def save_figure(figure: 'Figure', path: Path, **settings: Any) -> None:
   """Writes a matplotlib figure to a file, whose folder is created, in the format of its suffix or as PNG.
 
   Raises:

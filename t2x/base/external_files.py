@@ -117,7 +117,7 @@ class Field(abc.ABC):
     nullable: whether the field may be null although its default is another value.
   """
 
-  default: Any
+  default: object
   nullable: bool = dataclasses.field(default=False, kw_only=True)
 
   @property

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
 from t2x.base.files import MARK
 
@@ -16,7 +15,7 @@ def html_page(
   title: str,
   styles: Iterable[Traversable],
   scripts: Iterable[Traversable],
-  data: Any,
+  data: object,
 ) -> str:
   """Returns a page.
 

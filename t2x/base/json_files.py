@@ -11,11 +11,14 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, cast
 
 from t2x.base.errors import UserError, first_line, printable
 from t2x.base.external_files import read_bytes
 from t2x.base.files import write_atomically
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
 
 T = TypeVar('T')
 # Annotation of text with newlines; all other text is a single line.
@@ -29,15 +32,15 @@ class Damaged(UserError):
   """Raised for a file whose content is not what t2x writes there."""
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
   """Returns True if a value read from JSON is a finite number."""
   try:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and math.isfinite(cast(float, value))
   except OverflowError:
     return False
 
 
-def rounded(value: Any, digits: int) -> float | int | None:
+def rounded(value: object, digits: int) -> float | int | None:
   """Returns a number with `digits` significant digits; None if the value is not a finite number."""
   # Larger numbers may be rounded to infinity.
   if not is_number(value) or abs(value) > 1e300:
@@ -70,7 +73,7 @@ def read_json(path: Path) -> Any:
     raise Damaged(f'{path} is damaged: {reason}') from error
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: 'DataclassInstance') -> None:
   """Writes a dataclass as a JSON file; creates its folder."""
   path.parent.mkdir(parents=True, exist_ok=True)
   text = json.dumps(dataclasses.asdict(content), indent=1, ensure_ascii=False) + '\n'
@@ -97,7 +100,7 @@ def dataclass_from_json(kind: type[T], content: object, path: Path) -> T:
 _Error = Callable[[str], Damaged]
 
 
-def _instance(kind: Any, value: object, error: _Error, where: str) -> Any:
+def _instance(kind: type, value: object, error: _Error, where: str) -> Any:
   if not isinstance(value, dict):
     raise error(f'{where or "its content"} is not an object')
   hints = typing.get_type_hints(kind, include_extras=True)
@@ -134,7 +137,7 @@ def _value(hint: Any, value: Any, error: _Error, where: str) -> Any:
       for name, item in value.items()
     }
   if dataclasses.is_dataclass(hint):
-    return _instance(hint, value, error, where)
+    return _instance(cast(type, hint), value, error, where)
   if hint is bool:
     if not isinstance(value, bool):
       raise error(f'{where} is not true or false')

@@ -3,14 +3,20 @@
 import argparse
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from t2x.base.errors import UserError, printable
 from t2x.base.files import check_new_folder, check_output_file, output_file
 from t2x.base.ranges import Range
 from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from t2x.data import Tokenizer
+  from t2x.tasks import Mixture, Task, TextTask
 
 HELP = 'fetch sample data sets, train tokenizers, inspect and verify data, and find duplicates'
 TAKES_BINDINGS = True
@@ -45,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   _add_dedup(commands)
 
 
-def _add_inspect(commands: Any) -> None:
+def _add_inspect(commands: 'argparse._SubParsersAction[argparse.ArgumentParser]') -> None:
   inspect = commands.add_parser(
     'inspect', help='print decoded batches and the throughput', epilog=GIN
   )
@@ -82,7 +88,7 @@ def _add_inspect(commands: Any) -> None:
   verify.set_defaults(action=_verify)
 
 
-def _add_dedup(commands: Any) -> None:
+def _add_dedup(commands: 'argparse._SubParsersAction[argparse.ArgumentParser]') -> None:
   dedup = commands.add_parser(
     'dedup',
     help='count near-duplicates in the training split and write the remaining examples',
@@ -138,7 +144,7 @@ def _tokenizer(args: argparse.Namespace) -> None:
     _print_trace(task, tokenizer, args.trace)
 
 
-def _print_trace(task: Any, tokenizer: Any, num_steps: int) -> None:
+def _print_trace(task: 'TextTask | Mixture', tokenizer: 'Tokenizer', num_steps: int) -> None:
   from t2x.base.text_table import text_table
   from t2x.data.tokenizers.text_sample import sample
 
@@ -180,11 +186,11 @@ def _inspect(args: argparse.Namespace) -> None:
     _print_overlap(task, args.overlap_ngram or 13)
 
 
-def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> None:
+def _print_statistics(task: 'Task', tokenizer: 'Tokenizer', args: argparse.Namespace) -> None:
   from t2x.data import split_statistics, write_statistics
 
   statistics = []
-  for name, part in task.parts.items():
+  for name, part in cast('Mapping[str, TextTask]', task.parts).items():
     splits = [s for s in (part.train_split, part.eval_split) if s in part.source.splits()]
     for split in dict.fromkeys(splits):
       rows, examples = part.rows(split), part.source.load(split)
@@ -197,14 +203,14 @@ def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> No
     print(f'wrote {args.html}')
 
 
-def _print_overlap(task: Any, n: int) -> None:
-  for name, part in task.parts.items():
+def _print_overlap(task: 'Task', n: int) -> None:
+  for name, part in cast('Mapping[str, TextTask]', task.parts).items():
     if name:
       print(f'\n{name}:')
     _print_overlap_of(part, n)
 
 
-def _print_overlap_of(task: Any, n: int) -> None:
+def _print_overlap_of(task: 'TextTask', n: int) -> None:
   from t2x.data import find_overlap
 
   def texts(split: str) -> Iterator[str]:
@@ -229,7 +235,7 @@ def _dedup(args: argparse.Namespace) -> None:
     _dedup_part(part, args)
 
 
-def _dedup_part(task: Any, args: argparse.Namespace) -> None:
+def _dedup_part(task: 'TextTask', args: argparse.Namespace) -> None:
   from t2x.data import Deduplicated
 
   examples = task.source.load(task.train_split)
@@ -262,12 +268,12 @@ def _write_json_lines(examples: Iterable[Any], out: Path) -> None:
       file.write(json.dumps(example, ensure_ascii=False, default=_plain) + '\n')
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: 'bytes | np.generic | np.ndarray') -> Any:
   """Converts bytes and NumPy values to values that JSON can represent."""
   return value.decode(errors='replace') if isinstance(value, bytes) else value.tolist()
 
 
-def _require_text(task: Any, what: str) -> None:
+def _require_text(task: 'Task', what: str) -> None:
   if not task.tokenizes:
     raise UserError(f'{what} needs a task over text, but Experiment.task is {type(task).__name__}')
 

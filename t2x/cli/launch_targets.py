@@ -39,7 +39,7 @@ def add_repeatable(parser: _Container, option: str, metavar: str, text: str) -> 
   )
 
 
-def _built(kind: Any, args: argparse.Namespace, **values: Any) -> Any:
+def _built(kind: type, args: argparse.Namespace, **values: object) -> Any:
   """Builds a dataclass from `values`; its other fields are the options of the same names."""
   names = [field.name for field in dataclasses.fields(kind) if field.name not in values]
   return kind(**values, **{name: getattr(args, name) for name in names})

@@ -1,6 +1,7 @@
 """Options of several commands."""
 
 import argparse
+import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ Compiled programs are cached in ~/.cache/t2x/compiled; T2X_COMPILE_CACHE=off dis
 """
 
 
-def in_range(hint: Any) -> Callable[[str], Any]:
+def in_range(hint: object) -> Callable[[str], Any]:
   """Returns an argparse type for numbers of a type in `t2x.base.ranges`."""
-  kind, (limits,) = hint.__origin__, hint.__metadata__
+  kind, limits = typing.get_args(hint)
 
   def parse(text: str) -> Any:
     try:

@@ -3,9 +3,13 @@
 import argparse
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from t2x.config.catalogue import Interface
+  from t2x.config.signature import Part
 
 HELP = 'list the parts that gin files can name, or describe one'
 TAKES_BINDINGS = False
@@ -93,14 +97,14 @@ def _sweep_parts() -> Any:
   return registry
 
 
-def _places(interface: Any, most: int = 4) -> str:
+def _places(interface: 'Interface', most: int = 4) -> str:
   shown = ', '.join(interface.places[:most])
   return shown + (
     f' and {len(interface.places) - most} more' if len(interface.places) > most else ''
   )
 
 
-def _listed(interface: Any, width: int) -> Iterator[str]:
+def _listed(interface: 'Interface', width: int) -> Iterator[str]:
   """Yields the lines of an interface and its parts."""
   from t2x.config import catalogue
 
@@ -116,7 +120,7 @@ def _cut(line: str, width: int) -> str:
   return line if len(line) <= width else f'{line[: width - 3].rstrip()}...'
 
 
-def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
+def _described(part: 'Part', interfaces: Iterable['Interface'], width: int) -> Iterator[str]:
   """Yields the lines about a part."""
   from t2x.config import catalogue
 
@@ -137,7 +141,7 @@ def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
     )
 
 
-def _page(interface: Any) -> str:
+def _page(interface: 'Interface') -> str:
   """Returns the Markdown page of an interface."""
   from t2x.base.files import MARK
   from t2x.config import catalogue

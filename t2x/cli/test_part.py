@@ -6,10 +6,13 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError, error_line
 from t2x.cli.options import count
+
+if TYPE_CHECKING:
+  from t2x.config.signature import Part
 
 HELP = 'check that a part of a block meets its interface contracts'
 TAKES_BINDINGS = True
@@ -101,7 +104,7 @@ def _builder(name: str, overrides: list[str], interface: type) -> Any:
   return config.build()
 
 
-def _remedy(part: Any, name: str) -> str:
+def _remedy(part: 'Part', name: str) -> str:
   """Returns advice for checking a part that is not a sublayer of a block."""
   from t2x.config.catalogue import Function, interfaces
   from t2x.experiments import registry

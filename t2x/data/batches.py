@@ -232,7 +232,7 @@ def _share(batch_size: int, process_index: int, process_count: int) -> range:
   return range(process_index * size, (process_index + 1) * size)
 
 
-def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
+def _example(batches: 'Batches | _EvaluationBatches', epoch: int, index: int) -> Mapping[str, Any]:
   row = batches.rows[index]
   # SeedSequence accepts no negative numbers, so the sign is a separate entry.
   seed = [abs(batches.seed), int(batches.seed < 0), epoch, index]

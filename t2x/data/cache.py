@@ -26,6 +26,7 @@ from t2x.data.encoding_workers import encode_split, num_workers
 from t2x.data.packing import add_positions
 from t2x.data.plans import Item, Plan, segments_of
 from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, prepare
+from t2x.data.sources.base import Source
 from t2x.data.tokenizers.base import Tokenizer
 
 __all__ = ['Rows', 'token_rows']
@@ -107,7 +108,7 @@ class Rows(Sequence):
 
 
 def token_rows(
-  source: Any, split: str, tokenizer: Tokenizer, plan: Plan, cache: Path | None = None
+  source: Source, split: str, tokenizer: Tokenizer, plan: Plan, cache: Path | None = None
 ) -> Rows:
   """Returns the rows of a split, prepared at first use.
 

@@ -26,7 +26,7 @@ def adjusted(name: str, image: UInt8[np.ndarray, 'height width channels'], facto
     image: one channel (grey) or three (red, green, blue).
     factor: 1 changes nothing.
   """
-  reference: Any = np.float32(0)
+  reference: np.ndarray | np.floating = np.float32(0)
   if name != 'brightness':
     luminance = image if image.shape[-1] == 1 else np.trunc(image @ LUMINANCE)[..., None]
     reference = luminance.astype(np.float32)

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, runtime_checkable
 
 from t2x.base.errors import UserError
@@ -141,7 +142,7 @@ def _work(batches: ByStep, steps: range, connection: Connection) -> None:
       return
 
 
-def _receive(process: Any, connection: Connection, step: int) -> Batch:
+def _receive(process: BaseProcess, connection: Connection, step: int) -> Batch:
   try:
     batch, user_error, trace = connection.recv()
   except (EOFError, OSError) as error:

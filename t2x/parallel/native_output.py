@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import IO
 
 ROUTINE = re.compile(
   r'^\[Gloo\] Rank|coordination_service(_agent)?\.cc:\d+\]|^The tasks have crashed|^RPC: /|^\s*$'
@@ -36,7 +36,7 @@ def filter_native_output() -> None:
   sys.stderr = os.fdopen(err, 'w', buffering=1, encoding='utf-8', errors='backslashreplace')
 
 
-def translate(lines: Iterator[str], out: Any) -> None:
+def translate(lines: Iterator[str], out: IO[str]) -> None:
   """Copies `lines` to `out` without routine messages, up to the stack trace after a fatal line."""
   for line in lines:
     if FATAL in line:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 from jax._src import clusters, distributed
@@ -166,6 +166,18 @@ def _device_of_local_process(local_index: int | None) -> tuple[int, ...] | None:
   return (local_index,)
 
 
+class _Client(Protocol):
+  """JAX's client of the coordination service, as far as this module uses it."""
+
+  def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+
+  def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
+
+  def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+  def get_live_nodes(self, nodes: list[int]) -> dict[int, int]: ...
+
+
 class Watch:
   """Threads that end this process when another process fails or is lost.
 
@@ -176,7 +188,7 @@ class Watch:
     lost_after: heartbeat timeout in seconds, for the message.
   """
 
-  def __init__(self, client: Any, index: int, hosts: Sequence[str], lost_after: float):
+  def __init__(self, client: _Client, index: int, hosts: Sequence[str], lost_after: float):
     self.client, self.index, self.hosts, self.lost_after = client, index, hosts, lost_after
     self._step, self._stop_at = 0, math.inf
     self._stepping, self._ending = threading.Lock(), threading.RLock()
@@ -373,7 +385,7 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
       heartbeat_timeout_seconds=math.ceil(lost_after),
     )
     timer.cancel()
-    client = distributed.global_state.client
+    client = cast(_Client, distributed.global_state.client)
     hosts = _exchange_hosts(client, cluster, wait)
   except (RuntimeError, ValueError) as error:
     raise UserError(
@@ -382,7 +394,7 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
   return Processes(Watch(client, cluster.index, hosts, lost_after))
 
 
-def _exchange_hosts(client: Any, cluster: Cluster, wait: float) -> list[str]:
+def _exchange_hosts(client: _Client, cluster: Cluster, wait: float) -> list[str]:
   """Checks that all processes have the same number of processes. Returns their host names."""
   own = {'host': socket.gethostname(), 'count': cluster.count, 'devices': jax.local_device_count()}
   client.key_value_set(f't2x/process/{cluster.index}', json.dumps(own))

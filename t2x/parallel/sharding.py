@@ -209,7 +209,7 @@ class AxesAndShape(Protocol):
 
 
 def state_shardings(
-  mesh: AnyMesh, rules: Rules, params: Mapping[str, AxesAndShape], tree: Any
+  mesh: AnyMesh, rules: Rules, params: Mapping[str, AxesAndShape], tree: object
 ) -> Any:
   """Returns a NamedSharding for each leaf of a train state, in the same structure.
 
@@ -270,6 +270,6 @@ def check_shardings(expected: object, state: object) -> None:
     )
 
 
-def _format(leaf: Any) -> str:
+def _format(leaf: jax.Array) -> str:
   spec = getattr(leaf.sharding, 'spec', leaf.sharding)
   return 'replicated' if leaf.sharding.is_fully_replicated else str(spec)

@@ -227,7 +227,7 @@ def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:
   return 'finished', outcome.reason
 
 
-def is_usable(value: Any) -> bool:
+def is_usable(value: object) -> bool:
   """Returns True if a metric is a finite number whose square does not overflow."""
   return is_number(value) and abs(value) < _LARGEST
 

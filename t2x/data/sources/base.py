@@ -107,7 +107,9 @@ class Source(Protocol):
 
   def describe(self) -> str:
     """Returns one line for messages: the class and the settings that differ from their defaults."""
-    fields: Any = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+    fields: tuple[dataclasses.Field, ...] = (
+      dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+    )
     settings = [
       f'{field.name}={_setting_text(getattr(self, field.name))}'
       for field in fields
@@ -131,7 +133,7 @@ def _setting_text(value: object) -> str:
 
 
 def _default_of(field: dataclasses.Field) -> Any:
-  factory: Any = field.default_factory
+  factory = field.default_factory
   return field.default if factory is dataclasses.MISSING else factory()
 
 
@@ -144,7 +146,7 @@ class ClassSource(Source, Protocol):
     ...
 
 
-def origins(source: Any) -> Iterator[Source]:
+def origins(source: Source | None) -> Iterator[Source]:
   """Yields a source, and the sources that its examples come from, outermost first."""
   while source is not None:
     yield source

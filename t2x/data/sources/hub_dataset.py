@@ -4,9 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import read_bytes
@@ -24,6 +25,9 @@ from t2x.data.sources.base import (
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
+
+if TYPE_CHECKING:
+  from datasets import Dataset
 
 __all__ = ['HubDataset']
 
@@ -109,7 +113,7 @@ class HubDataset(FileBacked, ClassSource):
 class HubExamples(BulkExamples):
   """A split of a data set, with renamed columns."""
 
-  def __init__(self, source: HubDataset, split: str, data: Any):
+  def __init__(self, source: HubDataset, split: str, data: 'Dataset'):
     """
     Args:
       source: names the fields.
@@ -183,7 +187,7 @@ def _label_of(feature: object) -> Any:
   return inner if _is(inner, 'ClassLabel') else None
 
 
-def _files(data: Any) -> list[Path]:
+def _files(data: 'Dataset') -> list[Path]:
   return [Path(file['filename']) for file in data.cache_files]
 
 
@@ -209,7 +213,7 @@ def _load(name: str, config: str | None) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
+def _quiet(datasets: types.ModuleType) -> Iterator[None]:
   """Shows progress bars only on a terminal."""
   if sys.stderr.isatty():
     yield

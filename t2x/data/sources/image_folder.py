@@ -8,7 +8,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -204,7 +204,7 @@ def decode_image(data: bytes, channels: int) -> UInt8[np.ndarray, 'height width 
   from PIL import Image, ImageOps
 
   with decoding(), Image.open(io.BytesIO(data)) as file:
-    image: Any = ImageOps.exif_transpose(file)
+    image = ImageOps.exif_transpose(file)
     if image.mode.startswith(('I', 'F')):
       raise UserError(f'its mode {image.mode} has more than 8 bits per channel: convert it')
     array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))

@@ -103,12 +103,13 @@ def _inner(feature: object) -> Any:
   return feature.feature if isinstance(feature, Sequence) else feature
 
 
-def _class_name(value: int, feature: Any) -> Any:
+def _class_name(value: int, feature: object) -> Any:
   """Returns the name of a class label; returns other numbers, such as -1 for unknown, unchanged."""
   from tensorflow_datasets.core.features import ClassLabel
 
-  has_name = isinstance(feature, ClassLabel) and value in range(feature.num_classes)
-  return feature.int2str(value) if has_name else value
+  if isinstance(feature, ClassLabel) and value in range(feature.num_classes):
+    return feature.int2str(value)
+  return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,7 @@ class TFDS(Source):
         ) from error
     return builder
 
-  def _check_fields(self, features: Any) -> None:
+  def _check_fields(self, features: Mapping[str, object]) -> None:
     for ours, theirs in self.fields.items():
       try:
         _at(features, theirs)

@@ -9,9 +9,10 @@ successors, or GPT-1.
 
 import dataclasses
 import itertools
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import LARGE, read_json, read_text, shown
@@ -21,6 +22,10 @@ from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.hub_limits import check_limits, vocabulary
 from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
 from t2x.data.tokenizers.special_tokens import USUAL_NAMES, TokenizerFolder, Unsupported
+
+if TYPE_CHECKING:
+  from tokenizers import Encoding
+  from tokenizers import Tokenizer as Backend
 
 __all__ = ['HubTokenizer', 'load_hub_tokenizer']
 
@@ -139,7 +144,9 @@ def merges(folder: TokenizerFolder) -> Tokenizer:
   return _build(folder, _byte_level(library, folder, vocab, pairs))
 
 
-def _gpt1(library: Any, folder: TokenizerFolder, vocab: dict[str, int], pairs: list) -> Any:
+def _gpt1(
+  library: types.ModuleType, folder: TokenizerFolder, vocab: dict[str, int], pairs: list
+) -> Any:
   unk = _token_name(folder, 'unk', '<unk>')
   model = library.models.BPE(vocab, pairs, end_of_word_suffix='</w>', unk_token=unk)
   backend = library.Tokenizer(model)
@@ -150,7 +157,9 @@ def _gpt1(library: Any, folder: TokenizerFolder, vocab: dict[str, int], pairs: l
   return backend
 
 
-def _byte_level(library: Any, folder: TokenizerFolder, vocab: dict[str, int], pairs: list) -> Any:
+def _byte_level(
+  library: types.ModuleType, folder: TokenizerFolder, vocab: dict[str, int], pairs: list
+) -> Any:
   """Builds byte-level BPE: RoBERTa's and BART's with <s> and </s>, GPT-2's without special tokens."""
   space = folder.tokenizer['add_prefix_space']
   backend = library.Tokenizer(library.models.BPE(vocab, pairs))
@@ -175,14 +184,14 @@ def _token_name(folder: TokenizerFolder, role: str, default: str) -> str:
   return folder.tokenizer[f'{role}_token'] or default
 
 
-def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
+def _add_special(backend: 'Backend', names: list[str], lstrip: bool = False) -> None:
   """Marks tokens of the vocabulary as special; ignores unknown names."""
   token = tokenizers_library().AddedToken
   present = [name for name in names if backend.token_to_id(name) is not None]
   backend.add_special_tokens([token(name, lstrip=lstrip, normalized=False) for name in present])
 
 
-def _build(folder: TokenizerFolder, backend: Any) -> Tokenizer:
+def _build(folder: TokenizerFolder, backend: 'Backend') -> Tokenizer:
   """Returns the tokenizer with its special tokens and templates."""
   check_limits(backend, str(folder.path))
   backend.no_truncation()
@@ -200,7 +209,7 @@ def _build(folder: TokenizerFolder, backend: Any) -> Tokenizer:
   return FastTokenizer(backend.to_str(), folder.special_tokens(lookup, single, pair))
 
 
-def _probe(backend: Any) -> str:
+def _probe(backend: 'Backend') -> str:
   """Returns a text with at least one token."""
   encode: Callable[..., Any] = backend.encode
   # A tokenizer without an unk token fails here, not in training.
@@ -210,7 +219,7 @@ def _probe(backend: Any) -> str:
   return next(text for text in texts if encode(text, add_special_tokens=False).ids)
 
 
-def _template(encoding: Any) -> Template:
+def _template(encoding: 'Encoding') -> Template:
   """Derives the template from the encoding of one text or of a pair."""
   items: list[tuple[int | str, int]] = []
   for i, kind, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):

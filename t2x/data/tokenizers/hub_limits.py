@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
@@ -16,6 +16,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import LARGE, Int, read_bytes, read_json, shown
+
+if TYPE_CHECKING:
+  from tokenizers import Tokenizer as Backend
 
 # The largest vocabularies have one million ids.
 MAX_IDS = 10_000_000
@@ -33,7 +36,7 @@ GROWTH = {
 }
 
 
-def check_limits(backend: Any, where: str) -> None:
+def check_limits(backend: 'Backend', where: str) -> None:
   """Raises UserError if a tokenizer of the `tokenizers` library exceeds the limits.
 
   Args:
@@ -123,7 +126,7 @@ def vocabulary(path: Path) -> dict[str, int]:
   return distinct_ids(read_json(path, LARGE), str(path))
 
 
-def distinct_ids(pieces: Any, where: str) -> dict[str, int]:
+def distinct_ids(pieces: object, where: str) -> dict[str, int]:
   """Returns a vocabulary from JSON, piece -> id; raises UserError unless its ids are distinct and in the limits."""
   is_id = Int(None, 0, MAX_IDS - 1).accepts
   ids = pieces.values() if isinstance(pieces, dict) else [None]
@@ -131,4 +134,4 @@ def distinct_ids(pieces: Any, where: str) -> dict[str, int]:
     raise UserError(
       f'{where}: pieces must have distinct ids below {MAX_IDS:,}, not {shown(pieces)}'
     )
-  return pieces
+  return cast(dict[str, int], pieces)

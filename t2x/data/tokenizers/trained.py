@@ -3,18 +3,35 @@ byte-level BPE (with GPT-2's pre-tokenizer)."""
 
 import collections
 import dataclasses
+import types
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Positive, Size, Text
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.special_tokens import SpecialTokens
 from t2x.data.tokenizers.text_sample import sample
 
+if TYPE_CHECKING:
+  from tokenizers import Tokenizer as Backend
+
 __all__ = ['BPE', 'WordPiece']
+
+
+class _Trainable(Protocol):
+  """The settings that both kinds of tokenizers have."""
+
+  @property
+  def vocab_size(self) -> int: ...
+
+  @property
+  def sample_megabytes(self) -> float: ...
+
+  @property
+  def ids(self) -> SpecialIds: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +113,7 @@ class WordPiece(TokenizerConfig):
     return _build(self, trained)
 
 
-def _bert(library: Any, vocab: dict[str, int], lowercase: bool) -> Any:
+def _bert(library: types.ModuleType, vocab: dict[str, int], lowercase: bool) -> Any:
   backend = library.Tokenizer(library.models.WordPiece(vocab, unk_token='<unk>'))
   backend.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
   backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
@@ -104,7 +121,9 @@ def _bert(library: Any, vocab: dict[str, int], lowercase: bool) -> Any:
   return backend
 
 
-def _characters(backend: Any, chunks: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
+def _characters(
+  backend: 'Backend', chunks: Iterable[str], limit: int
+) -> tuple[list[str], list[str]]:
   """Returns the most frequent characters, and the subset that also continues words; both sorted."""
   words = collections.Counter[str]()
   for chunk in chunks:
@@ -119,7 +138,7 @@ def _characters(backend: Any, chunks: Iterable[str], limit: int) -> tuple[list[s
   return sorted(best), sorted(inner.intersection(best))
 
 
-def _sample(config: Any, texts: Iterable[str]) -> list[str]:
+def _sample(config: _Trainable, texts: Iterable[str]) -> list[str]:
   """Samples the training text.
 
   Raises:
@@ -131,7 +150,7 @@ def _sample(config: Any, texts: Iterable[str]) -> list[str]:
   return chunks
 
 
-def _build(config: Any, backend: Any) -> Tokenizer:
+def _build(config: _Trainable, backend: 'Backend') -> Tokenizer:
   """Returns the trained tokenizer with its templates.
 
   Raises:
