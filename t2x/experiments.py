@@ -137,7 +137,7 @@ def changed_settings(
   Raises:
     UserError: the file cannot be read.
   """
-  before = config_lib.read_resolved(file.parent)
+  before = config_lib.read_resolved(file.parent, config.used.sources)
   if before is None:
     # A run of an older version. The project may have moved: modules are searched in the folders of the new config.
     before = config_lib.resolved(read_config([file], folders=config.folders))

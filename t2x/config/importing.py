@@ -2,7 +2,8 @@
 then the working directory.
 
 A rendered config names the digests of its modules (pins). If a module has changed since, the copy in the run folder is
-imported; without one, the config is refused.
+imported; without one, the config is refused. A module that differs from the copy only in imports of names of t2x that
+have moved has not changed: the imports of the copy would fail.
 """
 
 import importlib
@@ -12,10 +13,11 @@ import os
 import sys
 import types
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from t2x.base.errors import error_line
 from t2x.config.parse import Import, Pin
-from t2x.config.sources import digest_of, source_of, spec_of
+from t2x.config.sources import digest_of, only_moved_imports, source_of, spec_of
 from t2x.config.trusted import is_library, require_trust
 from t2x.config.values import Finding
 
@@ -82,7 +84,7 @@ class Search:
     Raises:
       Untrusted: the user does not trust the copies.
     """
-    changed = [pin for pin in self.pins if _digest_today(pin) != pin.digest]
+    changed = [pin for pin in self.pins if not self._is_today(pin)]
     for folder in dict.fromkeys(pin.folder for pin in changed):
       copies, pin = os.path.join(folder, COPIES), next(p for p in changed if p.folder == folder)
       if os.path.isdir(copies):
@@ -93,9 +95,28 @@ class Search:
         )
         sys.path.insert(0, os.path.realpath(copies))
     importlib.invalidate_caches()
-    return [
-      Finding(pin.place, self._changed(pin)) for pin in changed if _digest_today(pin) != pin.digest
-    ]
+    return [Finding(pin.place, self._changed(pin)) for pin in changed if not self._is_today(pin)]
+
+  def _is_today(self, pin: Pin) -> bool:
+    source = source_of(pin.module)
+    return source is not None and (
+      source.digest == pin.digest or self._has_moved_imports(pin.module, source.content)
+    )
+
+  def _is_pinned(self, module: str, file: str) -> bool:
+    content = Path(file).read_bytes()
+    return digest_of(content) == self._digests[module] or self._has_moved_imports(module, content)
+
+  def _has_moved_imports(self, module: str, content: bytes) -> bool:
+    """Returns whether content differs from the copy of a module only in imports of names that have moved."""
+    path = module.replace('.', '/')
+    folders = (Path(pin.folder, COPIES) for pin in self.pins if pin.module == module)
+    files = (folder / name for folder in folders for name in (f'{path}.py', f'{path}/__init__.py'))
+    copies = (file.read_bytes() for file in files if file.is_file())
+    return any(
+      digest_of(copy) == self._digests[module] and only_moved_imports(copy, content)
+      for copy in copies
+    )
 
   def _changed(self, pin: Pin) -> str:
     spec, digest = spec_of(pin.module), _digest_today(pin)
@@ -129,7 +150,7 @@ class Search:
         files = (os.path.join(path, '__init__.py'), f'{path}.py')
         file = next(filter(os.path.isfile, files), None)
         if file is not None:
-          if module not in digests or digests[module] == _digest(file):
+          if module not in digests or self._is_pinned(module, file):
             return folder, file
           break
         if not os.path.isdir(path):

@@ -22,7 +22,7 @@ from t2x.config.moved import MOVED
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
-from t2x.config.sources import ModuleSource, is_own
+from t2x.config.sources import ModuleSource, digest_of, is_own, only_moved_imports
 
 __all__ = [
   'Resolved',
@@ -73,9 +73,16 @@ def resolved(config: Config, without: Collection[str] = ()) -> Resolved:
   return Resolved(_Trees(config, without).of(config.root)[0], config.used.digests)
 
 
-def read_resolved(folder: Path) -> Resolved | None:
+def read_resolved(
+  folder: Path, sources: Mapping[str, ModuleSource] | None = None
+) -> Resolved | None:
   """Returns the resolved values of a run's config at training time; None for runs of older versions, which have none or
   bind settings that have moved.
+
+  Args:
+    folder: the run folder.
+    sources: the user's modules of today. If one differs from the copy in the run folder only in imports of names of
+      t2x that have moved, the result has its digest.
 
   Raises:
     Damaged: t2x did not write the file in this form.
@@ -87,7 +94,24 @@ def read_resolved(folder: Path) -> Resolved | None:
     return None
   if not _is_tree(content.settings):
     raise Damaged(f'{path} is damaged: its settings have another form')
-  return None if _has_moved(content.settings) else content
+  if _has_moved(content.settings):
+    return None
+  modules = {
+    name: source.digest
+    for name, source in (sources or {}).items()
+    if content.modules.get(name, source.digest) != source.digest
+    and _has_copy(folder, content.modules[name], source)
+  }
+  return dataclasses.replace(content, modules={**content.modules, **modules})
+
+
+def _has_copy(folder: Path, digest: str, source: ModuleSource) -> bool:
+  """Returns whether a run folder has the module with this digest, and today's differs only in moved imports."""
+  try:
+    copy = (folder / COPIES / source.path).read_bytes()
+  except OSError:
+    return False
+  return digest_of(copy) == digest and only_moved_imports(copy, source.content)
 
 
 def _has_moved(tree: Tree) -> bool:

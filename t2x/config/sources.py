@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -69,6 +70,31 @@ def source_of(name: str) -> ModuleSource | None:
 def digest_of(content: bytes) -> str:
   """Returns the digest of the content of a module's file."""
   return hashlib.sha256(content).hexdigest()[:12]
+
+
+def only_moved_imports(before: bytes, after: bytes) -> bool:
+  """Returns whether two versions of a module differ only in imports of names of t2x that have moved.
+
+  A name has moved if the import of the first version fails today, and the second version imports the name from another
+  module of t2x. Then the first version cannot run with this version of t2x, and the second is its code of today.
+  Imports inside functions count as other code.
+
+  Args:
+    before: content of the file of the first version.
+    after: that of the second version.
+  """
+  try:
+    trees = ast.parse(before), ast.parse(after)
+  except (SyntaxError, ValueError):
+    return False
+  (imports, code), (others, other_code) = map(_without_t2x, trees)
+  removed, added = imports - others, others - imports
+  return (
+    code == other_code
+    and len(removed) == len(added)
+    and {names for _, names in removed} == {names for _, names in added}
+    and all(_has_moved(module, name) for module, (name, _) in removed)
+  )
 
 
 def is_own(name: str) -> bool:
@@ -153,6 +179,30 @@ def _analysed(name: str, origin: str, content: bytes, is_package: bool) -> Modul
       imports |= {part for module in _imported(node, package) for part in _with_parents(module)}
     calls = frozenset(_calls(tree, package))
   return ModuleSource(digest, path, content, tuple(sorted(imports)), calls)
+
+
+def _without_t2x(tree: ast.Module) -> tuple[set[tuple[str, tuple[str, str]]], str]:
+  """Returns the imports `from t2x... import name as alias` of a module as (module, (name, alias)), and the text of its
+  other statements."""
+  imports, others = set[tuple[str, tuple[str, str]]](), list[ast.stmt]()
+  for node in tree.body:
+    if isinstance(node, ast.ImportFrom) and (node.module or '').partition('.')[0] == 't2x':
+      names = ((alias.name, alias.asname or alias.name) for alias in node.names)
+      imports |= {(node.module or '', pair) for pair in names}
+    else:
+      others.append(node)
+  return imports, ast.dump(ast.Module(others, []))
+
+
+def _has_moved(module: str, name: str) -> bool:
+  """Returns whether a module of t2x, or its name, does not exist today."""
+  if name == '*' or '__main__' in module:
+    return False
+  try:
+    getattr(importlib.import_module(module), name)
+  except (ImportError, AttributeError):
+    return True
+  return False
 
 
 def _with_parents(name: str) -> Iterator[str]:

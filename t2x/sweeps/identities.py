@@ -3,7 +3,7 @@
 The identity of a trial names its run folder. It hashes the settings that differ from their defaults, and the user's
 modules. The run folder also stores the resolved config of the trial, which is compared with today's config: if a
 default or the data has changed since, today's values become part of the identity, so that the trial gets another
-folder. A new setting at its default keeps the identity.
+folder. A new setting at its default keeps the identity, and so does a changed import of a name of t2x that has moved.
 """
 
 import dataclasses
@@ -73,8 +73,8 @@ class Identities:
       earlier.append(_earlier(older, changed))
     restated, sources = dict[str, str](), dict[str, str]()
     while True:
-      name = config_lib.identity(config, [seed], [*restated], sources)
-      changed = self._changes_of(name, today)
+      name = self._same(config_lib.identity(config, [seed], [*restated], sources), today)
+      changed = self._changes_of(name, today) or []
       if not changed:
         break
       earlier.append(_earlier(name, changed))
@@ -88,7 +88,7 @@ class Identities:
     settings = {identity.partition('.')[0] for identity in listed}
     for other in self._runs.keys() - listed:
       if other.partition('.')[0] in settings:
-        earlier.append(_earlier(other, self._changes_of(other, today)))
+        earlier.append(_earlier(other, self._changes_of(other, today) or []))
     return Identity(name, (*restated,), (*earlier,))
 
   def ended(self, name: str, seed: int) -> Outcome | None:
@@ -106,16 +106,26 @@ class Identities:
     }
     return max(ended, key=lambda earlier: ended[earlier], default=None)
 
-  def _changes_of(self, name: str, today: '_Today') -> list[tuple[str, str, str]]:
-    """Lists the changes since the trials of an identity were trained; all of them had the same code."""
+  def _same(self, name: str, today: '_Today') -> str:
+    """Returns the identity of earlier trials with the same settings, code and data, else `name`.
+
+    It differs from `name` if imports of names that have moved changed a module's digest.
+    """
+    settings = name.partition('.')[0]
+    others = (other for other in self._runs if other.partition('.')[0] == settings)
+    same = (other for other in others if self._changes_of(other, today) == [])
+    return name if name in self._runs else next(same, name)
+
+  def _changes_of(self, name: str, today: '_Today') -> list[tuple[str, str, str]] | None:
+    """Lists the changes since the trials of an identity were trained; None without records. All had the same code."""
     recorded = (self._changes(run, today) for run in self._runs.get(name, ()))
-    return next((lines for lines in recorded if lines is not None), [])
+    return next((lines for lines in recorded if lines is not None), None)
 
   def _changes(self, run: str, today: '_Today') -> list[tuple[str, str, str]] | None:
     """Lists the changes since a trial was trained; None without records."""
     assert self.folder is not None
     try:
-      recorded = config_lib.read_resolved(self.folder / run)
+      recorded = config_lib.read_resolved(self.folder / run, today.config.used.sources)
     except Damaged:
       recorded = None
     if recorded is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.config import diff, identity, load, render, resolved, trust, write_resolved
-from t2x.config.sources import closure, has_effects
+from t2x.config.sources import closure, digest_of, has_effects
 
 RELU = 'def act(x):\n  return max(x, 0)\n'
 TANH = 'import math\n\ndef act(x):\n  return math.tanh(x)\n'
@@ -287,6 +287,29 @@ def test_a_run_imports_its_copy_of_a_module_that_was_edited_or_lost(
   project.forget()
   (own / 'thing.py').unlink()
   assert reload(run).build().extra == 1
+
+
+@pytest.mark.parametrize('rest', ['', 'other = 1\n'])
+def test_a_run_imports_the_module_of_today_that_has_the_new_line_of_a_moved_import(
+  project, tmp_path, monkeypatch, rest
+):
+  line = 'from t2x.base.errors import UserError\n'
+  own = project('own', thing=line + value(1))
+  config = project.read(own, TWICE)
+  run = run_folder(project, tmp_path, config)
+  # As a run that was stored before the name moved.
+  copy, text = run / 'modules/thing.py', (run / 'config.gin').read_text()
+  copy.write_text(line.replace('.base', '') + value(1))
+  before = digest_of(copy.read_bytes())
+  (run / 'config.gin').write_text(text.replace(modules(config)['thing'], before))
+  (own / 'thing.py').write_text(line + value(1) + rest)
+  monkeypatch.chdir(own)
+  if not rest:
+    assert reload(run).build().extra == 1
+    return
+  trust(run / 'modules')
+  with pytest.raises(UserError, match=r"cannot import .thing.: .*t2x\.errors"):
+    reload(run)
 
 
 def test_a_run_needs_no_trust_in_its_copy_where_the_working_directory_has_the_same(

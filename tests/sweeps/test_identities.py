@@ -9,6 +9,7 @@ import pytest
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
+from t2x.config.sources import digest_of
 from t2x.experiments import data_of, record_run
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table
@@ -192,6 +193,41 @@ def test_changed_data_are_another_trial_and_an_earlier_project_keeps_its_own(pro
   project.end()
   assert project.ended(project.plan()) == {'gelu': True, 'own': True}
   assert folders(before)['gelu'] != folders(after)['gelu']
+
+
+MOVED = 'from t2x.base.errors import UserError\n'
+
+
+@pytest.mark.parametrize(
+  ('before', 'is_same'),
+  [
+    ('from t2x.errors import UserError\n', True),
+    ('from t2x.base import UserError\n', True),
+    # This import works: the module uses another object.
+    ('from t2x.base.json_files import Damaged as UserError\n', False),
+    ('from t2x.base.files import UserError\nSCALE = 3\n', False),
+  ],
+)
+def test_an_import_of_a_name_that_has_moved_changes_no_trial(project, tmp_path, before, is_same):
+  project.write(PART.replace('import helper\n', f'import helper\n{MOVED}'))
+  now = project.plan()
+  project.end()
+  for run in sorted(tmp_path.glob('trials/*.*')):
+    # As trials that were trained before the name moved.
+    copy = run / 'modules/part.py'
+    copy.write_text(copy.read_text().replace(MOVED, before))
+    content = json.loads((run / 'resolved.json').read_text())
+    content['modules']['part'] = digest_of(copy.read_bytes())
+    (run / 'resolved.json').write_text(json.dumps(content))
+    settings, _, rest = run.name.partition('.')
+    run.rename(run.with_name(f'{settings}.0123abcd-{rest.rpartition("-")[2]}'))
+  after = project.plan('Sweep.seeds=3')
+  assert project.ended(project.plan()) == {'gelu': True, 'own': is_same}
+  assert folders(after)['gelu'] == folders(now)['gelu']
+  own = [trial for trial in after.trials if trial.variant == 'own']
+  # New seeds have the identity of the earlier trials.
+  assert {trial.identity.endswith('.0123abcd') for trial in own} == {is_same}
+  assert any(trial.changed for trial in own) != is_same
 
 
 def test_trials_of_older_versions_are_taken_over(project, tmp_path):
