@@ -111,6 +111,9 @@ def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
     package = spec_of(parent)
     if package is None or package.submodule_search_locations is None:
       return None
+    if package.origin is None:
+      # Finders of a namespace package in another need the outer one among the loaded modules. It has no code to run.
+      importlib.import_module(parent)
     path = [*package.submodule_search_locations]
   specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, 'find_spec'))
   return next((spec for spec in specs if spec is not None), None)

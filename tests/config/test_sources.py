@@ -308,8 +308,16 @@ def test_a_run_imports_the_module_of_today_that_has_the_new_line_of_a_moved_impo
     assert reload(run).build().extra == 1
     return
   trust(run / 'modules')
-  with pytest.raises(UserError, match=r"cannot import .thing.: .*t2x\.errors"):
+  with pytest.raises(UserError, match=r'cannot import .thing.: .*t2x\.errors'):
     reload(run)
+
+
+def test_a_run_reads_modules_in_folders_without_init_files(project, tmp_path, monkeypatch):
+  own = project('own', **{'outer.inner.thing': value(1)})
+  config = project.read(own, 'import outer.inner.thing as thing\n' + TWICE.partition('\n')[2])
+  run = run_folder(project, tmp_path, config)
+  monkeypatch.chdir(own)
+  assert reload(run).build().extra == 1
 
 
 def test_a_run_needs_no_trust_in_its_copy_where_the_working_directory_has_the_same(
