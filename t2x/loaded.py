@@ -168,7 +168,7 @@ class Loaded:
     task = self.experiment.task
     return Inspection(self.model, self.tokenizer, Marks() if task is None else task.token_marks)
 
-  def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
+  def logits(self, inputs: object, targets: Rows | None = None) -> np.ndarray:
     """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].
 
     Args:
@@ -179,7 +179,7 @@ class Loaded:
     return self._inspection.outputs(inputs, targets)[0]
 
   def hidden(
-    self, inputs: Any, targets: Rows | None = None, *, side: str = 'decoder'
+    self, inputs: object, targets: Rows | None = None, *, side: str = 'decoder'
   ) -> list[np.ndarray]:
     """Returns the residual stream after each layer, float32 [batch, length, width], first layer first.
 
@@ -192,7 +192,7 @@ class Loaded:
 
   def attention(
     self,
-    inputs: Any,
+    inputs: object,
     targets: Rows | None = None,
     *,
     side: str = 'decoder',

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int
 
 from t2x.base.errors import UserError
@@ -41,7 +42,7 @@ def generate(
   pad_id: int,
   num_return: int = 1,
   key: Array | None = None,
-  cache_dtype: Any = None,
+  cache_dtype: DTypeLike | None = None,
   marks: Marks = Marks(),
   allowed: Bool[Array | np.ndarray, 'batch new ids'] | None = None,
   **cache_inputs: Any,

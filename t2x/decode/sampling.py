@@ -58,7 +58,7 @@ class IndependentStrategy(Strategy):
 
   @abc.abstractmethod
   def choose(
-    self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], keys: Any
+    self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], keys: Array
   ) -> Int[Array, 'batch copies']:
     """Returns the next token of each sequence, given float32 logits and a key per sequence or None."""
 

@@ -7,7 +7,7 @@ generated tokens.
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +84,12 @@ class Request:
     return History(tokens, mask, width, step, self.limits, self.eos_ids)
 
 
+# What a strategy carries from token to token.
+State = TypeVar('State')
+
+
 @dataclasses.dataclass(frozen=True)
-class Strategy(abc.ABC):
+class Strategy(abc.ABC, Generic[State]):
   """Base of decoding strategies. Subclasses are frozen dataclasses because jit treats them as static.
 
   The state is a pytree defined by the strategy, with at least
@@ -137,17 +141,17 @@ class Strategy(abc.ABC):
     return 1
 
   @abc.abstractmethod
-  def start(self, request: Request) -> Any:
+  def start(self, request: Request) -> State:
     """Returns the state before the first token."""
 
   @abc.abstractmethod
   def advance(
     self,
-    state: Any,
+    state: State,
     logits: Float[Array, 'batch copies vocab'],
     step: Int[Array, ''],
     request: Request,
-  ) -> tuple[Any, Int[Array, 'batch copies'] | None]:
+  ) -> tuple[State, Int[Array, 'batch copies'] | None]:
     """Chooses generated token number `step`.
 
     Returns:
@@ -156,5 +160,5 @@ class Strategy(abc.ABC):
     """
 
   @abc.abstractmethod
-  def finish(self, state: Any, request: Request) -> Generated:
+  def finish(self, state: State, request: Request) -> Generated:
     """Returns the `num_return` sequences of each prompt."""

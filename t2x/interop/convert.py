@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from t2x import config as config_lib
 from t2x.base.errors import UserError
@@ -11,6 +11,9 @@ from t2x.base.external_files import Fields, Ids, Object, printed, read_bytes, re
 from t2x.base.files import check_new_folder
 from t2x.experiments import read_config, read_experiment
 from t2x.interop.task_files import task_files
+
+if TYPE_CHECKING:
+  from t2x.data import Tokenizer
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -131,7 +134,7 @@ def _tokenizer(folder: Path, notes: list[str]) -> Any:
   return tokenizer
 
 
-def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
+def _generation_gin(folder: Path, model: Any, tokenizer: 'Tokenizer', notes: list[str]) -> str:
   """Returns the gin text of a task and its decoding strategy; '' for models that neither generate text nor fill
   masks."""
   from t2x.decode.generation_config import strategy_of
@@ -257,7 +260,7 @@ def export_run(
   print(f'wrote {to}')
 
 
-def _tokenizer_files(run: Path, task: Any, tokenizer: Any) -> dict[str, bytes]:
+def _tokenizer_files(run: Path, task: Any, tokenizer: 'Tokenizer') -> dict[str, bytes]:
   """Returns the imported files of the tokenizer, with its chat template, or new ones for another tokenizer."""
   from t2x.data import load_hub_tokenizer
   from t2x.tasks import CausalLM
@@ -279,7 +282,7 @@ def _check_mup(experiment: Any) -> None:
     )
 
 
-def _keeps_strategy(task: Any, tokenizer: Any, generation: Mapping[str, Any]) -> bool:
+def _keeps_strategy(task: Any, tokenizer: 'Tokenizer', generation: Mapping[str, Any]) -> bool:
   """Returns whether an imported generation_config.json is kept: the task sets no other strategy."""
   from t2x.decode.generation_config import strategy_of
 
@@ -288,7 +291,9 @@ def _keeps_strategy(task: Any, tokenizer: Any, generation: Mapping[str, Any]) ->
   return own in (imported, getattr(type(task), 'strategy', None))
 
 
-def _token_fields(task: Any, tokenizer: Any, quiet: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _token_fields(
+  task: Any, tokenizer: 'Tokenizer', quiet: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Returns the special ids for config.json, and generation_config.json, {} for tasks that do not generate.
 
   Prints the settings of the task's strategy that generation_config.json does not have, unless `quiet`.

@@ -273,7 +273,7 @@ def _describe(
       yield from _describe(item, f'{path}.{name}' if path else name, (*ancestors, value))
 
 
-def _equal(actual: Any, expected: Any) -> bool:
+def _equal(actual: object, expected: object) -> bool:
   """Returns whether two values are equal; except for numbers, their types must be equal too."""
   are_numbers = all(type(value) in (int, float) for value in (actual, expected))
   if not are_numbers and type(actual) is not type(expected):
@@ -281,7 +281,7 @@ def _equal(actual: Any, expected: Any) -> bool:
   return actual is expected or bool(np.all(actual == expected))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
   is_named = isinstance(value, type) or callable(value)
   name = getattr(value, '__qualname__', None) if is_named else None
   return f'{value.__module__}.{name}' if name else str(value)

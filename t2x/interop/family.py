@@ -124,12 +124,12 @@ def rates(**defaults: float | None) -> dict[str, Field]:
   return {name: Float(default, 0.0, 1.0, excluded=1.0) for name, default in defaults.items()}
 
 
-def only(value: Any, *names: str) -> dict[str, Field]:
+def only(value: object, *names: str) -> dict[str, Field]:
   """Fields by name, with `value` as the only supported value."""
   return dict.fromkeys(names, Only(value))
 
 
-def positive(default: Any, high: float = 1e12) -> Float:
+def positive(default: object, high: float = 1e12) -> Float:
   """A field for a positive number."""
   return Float(default, 0.0, high, excluded=0.0)
 

@@ -29,7 +29,7 @@ class _StreamingHandler(type_handlers.NumpyHandler):
     # Orbax writes all arrays concurrently.
     self._array_lock = asyncio.Lock()
 
-  async def _open_and_write(self, value: Any, tspec: Any, ts_context: Any) -> None:
+  async def _open_and_write(self, value: object, tspec: object, ts_context: object) -> None:
     async with self._array_lock:
       await self._write(value, tspec, ts_context)
 

@@ -41,7 +41,7 @@ def _parts_in_order(part: Any) -> tuple[Any, ...]:
   return tuple(vars(part)[name] for name in part.names)
 
 
-def _biases(part: Any) -> Any:
+def _biases(part: object) -> Any:
   """Returns whether queries, keys and values have biases, or the names of those that have."""
   names = [name for name in 'qkv' if vars(part)[name].bias is not None]
   return len(names) == 3 if len(names) in (0, 3) else names
@@ -207,7 +207,7 @@ def write(template: str, values: Mapping[str, Any]) -> str:
   return re.sub(PLACEHOLDER, lambda match: _gin(values[match[1]]), template)
 
 
-def _gin(value: Any) -> str:
+def _gin(value: object) -> str:
   if isinstance(value, GinReference):
     return f'@{value}'
   if isinstance(value, list):
@@ -227,7 +227,7 @@ def fill(template: str, **names: Any) -> str:
   return re.sub(PLACEHOLDER, replacement, template)
 
 
-def read_back(template: str, model: Any) -> dict[str, Any]:
+def read_back(template: str, model: object) -> dict[str, Any]:
   """Returns the value of each placeholder of the template in a model.
 
   Raises:
@@ -240,7 +240,7 @@ def read_back(template: str, model: Any) -> dict[str, Any]:
   return values
 
 
-def has_option(template: str, option: str, model: Any) -> bool:
+def has_option(template: str, option: str, model: object) -> bool:
   """Returns whether a model matches all bindings of `option`, appended to the template."""
   missing = {
     f'{selector}.{name}' for selector, names in _bindings(option).items() for name in names
@@ -254,7 +254,7 @@ def has_option(template: str, option: str, model: Any) -> bool:
   return not missing
 
 
-def is_part(value: Any, name: str) -> bool:
+def is_part(value: object, name: str) -> bool:
   """Returns whether a value of a model is an instance of class `name`, or the function `name`."""
   return value is not None and (type(value).__name__ == name or value is _function(name))
 
@@ -265,7 +265,7 @@ def _function(name: str) -> Any:
   return getattr(layers, name) if name in exported else None
 
 
-def _matches(text: str, value: Any) -> bool:
+def _matches(text: str, value: object) -> bool:
   """Returns whether a value matches a binding; numbers always match, as the export compares them later."""
   if text.startswith('@'):
     return is_part(value, re.split('[@/]', text.removesuffix('()'))[-1])
@@ -289,12 +289,12 @@ def _bindings(template: str) -> dict[str, dict[str, str]]:
   return bindings
 
 
-def _argument(name: str, part: Any) -> Any:
+def _argument(name: str, part: object) -> Any:
   """Returns the value of the constructor argument `Class.parameter` in a module."""
   return ARGUMENTS.get(name, operator.attrgetter(name.partition('.')[2]))(part)
 
 
-def _binds(name: str, text: str, part: Any) -> bool:
+def _binds(name: str, text: str, part: object) -> bool:
   """Returns whether a binding of the argument `Class.parameter` matches a module."""
   value = _argument(name, part)
   if text.startswith('{') and '@' in text:
@@ -303,11 +303,11 @@ def _binds(name: str, text: str, part: Any) -> bool:
   return _matches(text, value)
 
 
-def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
+def _walk(template: str, model: object) -> Iterator[tuple[str, str, Any]]:
   """Yields (binding, text of its value, value in the model) for each binding that applies to the model."""
   bindings = _bindings(template)
 
-  def scoped(value: Any) -> str:
+  def scoped(value: object) -> str:
     """Returns `scope/Name` of the first scope of class `Name` whose bindings match `value`, or else `Name`."""
     name = type(value).__name__
     for selector, own in bindings.items():
@@ -317,7 +317,7 @@ def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
         return selector
     return name
 
-  def visit(reference: str, part: Any) -> Iterator[tuple[str, str, Any]]:
+  def visit(reference: str, part: object) -> Iterator[tuple[str, str, Any]]:
     *scopes, name = reference.split('/')
     active: dict[str, tuple[str, str]] = {}
     outer = itertools.accumulate(scopes, '{}/{}'.format)

@@ -3,13 +3,19 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
 from jax.typing import DTypeLike
+
+if TYPE_CHECKING:
+  Leaf = jax.Array
+else:
+  # Tree functions put leaves other than arrays into the fields of a pytree, so that none is checked at run time.
+  Leaf = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ def name_of(path: tuple) -> str:
   return '.'.join(filter(None, name.split('.')))
 
 
-def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_variables(tree: object) -> Iterator[tuple[str, Any]]:
   """Yields (name, variable) in the order of `jax.tree.leaves`; also leaves that are not in variables."""
   for path, variable in jax.tree_util.tree_leaves_with_path(
     tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
@@ -53,7 +59,7 @@ def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:
     yield name_of(path), variable
 
 
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: object) -> Iterator[tuple[str, Any]]:
   """Yields (name, leaf) in the order of `jax.tree.leaves`; names of variables are their attributes."""
   for name, variable in named_variables(tree):
     leaves = jax.tree.leaves(variable)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
+from t2x.layers.arrays import Leaf
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.tokens import Tokens, write
 
@@ -91,8 +92,8 @@ class Slots(Cache):
 
   # Tree functions put leaves other than arrays into the fields.
   tokens: Tokens
-  start: Any
-  next: Any
+  start: Leaf
+  next: Leaf
 
   @staticmethod
   def empty(batch: int, num_slots: int, marks: Collection[str] = ()) -> 'Slots':

@@ -54,7 +54,7 @@ class Around(nnx.Module):
     return self.inner.init_cache(batch, num_slots, dtype, source, **features)
 
 
-def set_part(module: nnx.Module, name: str, part: Any) -> None:
+def set_part(module: nnx.Module, name: str, part: object) -> None:
   """Sets a part as an attribute of a module under construction. The empty name adds no level to the names of
   parameters and recorded arrays.
 
@@ -161,7 +161,7 @@ def initial_extras(
   return extras
 
 
-def replace_parts(module: T, **parts: Any) -> T:
+def replace_parts(module: T, **parts: object) -> T:
   """Returns a shallow copy of a module with the given attributes replaced."""
   leaves, structure = jax.tree.flatten(module)
   copy = jax.tree.unflatten(structure, leaves)

@@ -90,11 +90,16 @@ class Split:
     num_parts: number of parts.
   """
 
-  mesh: Any
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
   names: tuple[str, ...]
   num_parts: int
 
-  def map(self, function: Callable[..., Any], is_split: Sequence[bool], out_is_split: Any) -> Any:
+  def map(
+    self,
+    function: Callable[..., Any],
+    is_split: Sequence[bool],
+    out_is_split: bool | Sequence[bool],
+  ) -> Any:
     """Returns `function` applied by each device to its parts; other axes of the mesh are left to the compiler.
 
     Args:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class Dtypes:
     return f'compute in {self.compute}; {roles}'
 
 
-def working_dtype(model: Any) -> Any:
+def working_dtype(model: object) -> jnp.dtype:
   """Returns the compute dtype of a model: the dtype of its parameters, without parameters that remain float32."""
   variables = jax.tree.leaves(model, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
   dtypes = {
@@ -114,11 +114,19 @@ def _gather(
   return _read(axis, mode, table, indices)
 
 
-def _forward(axis: Any, mode: Any, shape: Any, table: Any, indices: Any) -> tuple[Any, Any]:
+def _forward(
+  axis: int, mode: str | None, shape: jax.ShapeDtypeStruct, table: Array, indices: tuple[Array, ...]
+) -> tuple[Array, tuple[Array, ...]]:
   return _read(axis, mode, table, indices), indices
 
 
-def _backward(axis: Any, mode: Any, shape: Any, indices: Any, gradient: Any) -> tuple[Any, Any]:
+def _backward(
+  axis: int,
+  mode: str | None,
+  shape: jax.ShapeDtypeStruct,
+  indices: tuple[Array, ...],
+  gradient: Array,
+) -> tuple[Array, None]:
   wide = jax.ShapeDtypeStruct(shape.shape, jnp.promote_types(shape.dtype, Dtypes.reductions))
   # The sums for GPUs drop indices that are out of range, as a scatter does in these modes.
   slow = target() == 'gpu' and axis == 0 and len(indices) == 1
@@ -214,12 +222,12 @@ def zero_sums(tree: Tree, dtype: DTypeLike = Dtypes.reductions) -> Tree:
   )
 
 
-def add_sums(total: Tree, further: Any) -> Tree:
+def add_sums(total: Tree, further: Tree) -> Tree:
   """Returns sums with further gradients added, in the dtype of the sums."""
   return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, further)
 
 
-def rounded_sums(total: Any, tree: Tree) -> Tree:
+def rounded_sums(total: Tree, tree: Tree) -> Tree:
   """Returns sums in the dtypes of the arrays of a tree."""
   return jax.tree.map(lambda a, b: a.astype(jnp.result_type(b)), total, tree)
 

@@ -21,6 +21,7 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float, Int
 
 from t2x.base.step import in_step, is_plain, step_context, target
+from t2x.layers.arrays import Leaf
 from t2x.layers.constraints import map_shards, mesh_axes
 from t2x.layers.counting import used_rows
 from t2x.layers.products import multiply, multiply_transposed
@@ -50,11 +51,11 @@ class Groups:
     number: index of the part, in the function of `grouped_parts`.
   """
 
-  sizes: Any  # Int[Array, 'batch_devices length_devices parts']
-  part: Any  # Int[Array, 'batch_devices rows']
+  sizes: Leaf  # Int[Array, 'batch_devices length_devices parts']
+  part: Leaf  # Int[Array, 'batch_devices rows']
   block: int = 1
   used: float = 1.0
-  number: Any = None  # Int[Array, '']
+  number: Leaf | None = None  # Int[Array, '']
 
   def linear(
     self,
@@ -111,6 +112,7 @@ def own_rows(x: Float[Array, 'batch rows *width'], groups: Groups) -> Array:
   @own.def_vmap
   def _(num_parts: int, batched: list[Any], x: Array, groups: Groups) -> tuple[Array, bool]:
     if batched[0]:
+      assert groups.number is not None
       is_own = groups.number[:, None, None] == groups.part[None]
       x = jnp.where(is_own.reshape(*is_own.shape, *[1] * (x.ndim - 3)), x, 0).sum(axis=0)
     return x, False
@@ -140,7 +142,7 @@ def grouped_product(
 
   @product.def_vmap
   def _(
-    num_parts: int, batched: Any, x: Array, kernel: Array, groups: Groups
+    num_parts: int, batched: object, x: Array, kernel: Array, groups: Groups
   ) -> tuple[Array, bool]:
     apply = _forward if is_plain() else _product
     how = _How(tuple(axes), groups.block, groups.used, step_context().layout, target())

@@ -7,7 +7,7 @@ Unless documented otherwise a part is built as `Part(d_model, *, settings, rngs)
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ class Source:
     """Returns the source of calls whose caches hold everything computed from its vectors."""
     return dataclasses.replace(self, x=None, inputs=None, recorded={})
 
-  def inputs_for(self, part: Any) -> Float[Array, 'batch source d_model']:
+  def inputs_for(self, part: object) -> Float[Array, 'batch source d_model']:
     """Returns `inputs` for a part that reads one input vector for each vector of `x`.
 
     Raises:
@@ -185,15 +185,19 @@ class Result:
   """
 
   x: Float[Array, 'batch length *streams d_model']
-  cache: Any = None
+  cache: object = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+# The cache of a part, which only the part itself reads.
+CacheT = TypeVar('CacheT', contravariant=True)
+
+
 @runtime_checkable
-class Sublayer(Protocol):
+class Sublayer(Protocol[CacheT]):
   """Sublayer of a block: a token mixer, cross-attention or a feed-forward layer.
 
   A sublayer that moves information between tokens must respect `Call.pattern` and `Call.tokens`, or raise.
@@ -229,14 +233,14 @@ class Sublayer(Protocol):
     ...
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: CacheT | None = None
   ) -> Result:
     """Applies the sublayer to `x`."""
     ...
 
 
 @runtime_checkable
-class ExtrasSublayer(Sublayer, Protocol):
+class ExtrasSublayer(Sublayer[CacheT], Protocol[CacheT]):
   """Sublayer, or block of a stack, whose `reads` contains 'extras'.
 
   Extras are named arrays that are passed from layer to layer in addition to the residual stream. All parts

@@ -48,7 +48,7 @@ def row_keys(key: Array, rows: int | Sequence[int] | Array) -> Array:
   return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
-def fold_in(key: Array, number: Any) -> Array:
+def fold_in(key: Array, number: int | Array) -> Array:
   """Returns `jax.random.fold_in(key, number)` for a key [], a key per row [batch], or one per token [batch, length]."""
   fold: Callable[[Array, Any], Array] = jax.random.fold_in
   for _ in key.shape:
@@ -56,7 +56,7 @@ def fold_in(key: Array, number: Any) -> Array:
   return fold(key, number)
 
 
-def bernoulli(key: Array, probability: Any, shape: Sequence[int]) -> Bool[Array, '...']:
+def bernoulli(key: Array, probability: float | Array, shape: Sequence[int]) -> Bool[Array, '...']:
   """Returns booleans that are True with a probability.
 
   With one key per row, row i depends only on its key, so that neither micro-batches nor devices change it.
@@ -244,7 +244,7 @@ def _traced(build: Callable[..., Any]) -> tuple[Any, _Draws]:
   return jax.eval_shape(lambda: _construct(build, jax.random.key(0), draws)), draws
 
 
-def _names(model: Any) -> Mapping[int, str]:
+def _names(model: object) -> Mapping[int, str]:
   """Returns the dotted name of each parameter, that of the attribute, by its number, the metadata `draw`."""
   names: dict[int, str] = {}
   for name, variable in named_variables(model):

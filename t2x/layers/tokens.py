@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int
 
 from t2x.base.errors import UserError
@@ -124,19 +125,19 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   return gather(table, index, mode='fill')
 
 
-def largest_of(index: Any) -> int:
+def largest_of(index: ArrayLike) -> int:
   """Returns the largest of non-negative integers; -1 if they are traced or empty."""
   # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
   return -1 if isinstance(index, jax.core.Tracer) else int(np.asarray(index).max(initial=-1))
 
 
-def check_slots(count: Any, num_slots: int) -> None:
+def check_slots(count: ArrayLike, num_slots: int) -> None:
   """Raises UserError if the number of tokens in a cache is not traced and above that of its slots."""
   if (largest := largest_of(count)) > num_slots:
     raise UserError(f'a cache with {num_slots} slots cannot hold {largest} tokens: raise num_slots')
 
 
-def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
+def write(buffer: Array, new: Array, start: Int[Array, ''], axis: int) -> Array:
   """Returns `buffer` with `new` written along `axis` from index `start` on.
 
   If a traced `start` leaves too few indices, the last ones are overwritten, and floats are NaN, so that attention

@@ -229,7 +229,7 @@ class SublayerBlock(nnx.Module):
       result = wiring(x, branch, named_key(call.key, f'{name}_wiring'), keep)
       x = result.x
       if name in old:
-        new[name] = result.cache
+        new[name] = cast(Cache, result.cache)
       aux += result.aux
       recorded |= recorded_by({name: result})
       extras = extras | dict(result.extras)
@@ -341,7 +341,9 @@ class ParallelBlock(SublayerBlock):
     extras = {**call.extras, **result.extras}
     return dataclasses.replace(result, cache=new, extras=extras)
 
-  def _wired(self, wiring: Any, x: Array, call: Call, cache: PartCaches | None) -> Result:
+  def _wired(
+    self, wiring: Callable[..., Result], x: Array, call: Call, cache: PartCaches | None
+  ) -> Result:
     calls, norms = self.calls(call), {'feed_forward': self.feed_forward_norm}
 
     def parts(h: Array) -> Result:

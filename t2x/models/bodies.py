@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 from jax.typing import DTypeLike
@@ -207,7 +206,7 @@ class Decoder(Encoder):
   __init__ = with_defaults(Encoder.__init__, pattern=Causal())
 
 
-def _unwrap_partial(factory: Any) -> Any:
+def _unwrap_partial(factory: object) -> object:
   return factory.func if isinstance(factory, functools.partial) else factory
 
 

@@ -1,7 +1,7 @@
 """Protocols of the parts of a model, against which configs are checked."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -22,6 +22,7 @@ from t2x.layers import (
   Tokens,
   Wiring,
 )
+from t2x.layers.interfaces import CacheT
 from t2x.models.cache import BodyCache
 from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
@@ -61,7 +62,7 @@ class Output:
   """
 
   x: Float[Array, 'batch *rest']
-  cache: Any = None
+  cache: BodyCache | None = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
@@ -116,7 +117,7 @@ class Layer(Protocol):
 
 
 @runtime_checkable
-class LayerStack(Protocol):
+class LayerStack(Protocol[CacheT]):
   """Interface of a sequence of layers."""
 
   @property
@@ -153,12 +154,12 @@ class LayerStack(Protocol):
     """Returns a stack of the layers separately, for decoding token by token."""
     ...
 
-  def unstacked_cache(self, cache: Any) -> Any:
+  def unstacked_cache(self, cache: CacheT) -> Any:
     """Returns the caches of the layers that `unstacked` returns."""
     ...
 
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: CacheT | None = None
   ) -> Result:
     """Returns the residual stream, the caches, auxiliary losses summed over layers and recorded arrays."""
     ...
@@ -364,7 +365,8 @@ class TextModel(Model, Protocol):
   The arguments of `hidden` and of the call depend on `spec.inputs`.
   """
 
-  def hidden(self, *inputs: Any, **settings: Any) -> Output:
+  @property
+  def hidden(self) -> Callable[..., Output]:
     """Returns the hidden vectors [batch, length, d_model] that the head reads."""
     ...
 
@@ -390,11 +392,12 @@ class TextModel(Model, Protocol):
 class DecodingModel(Model, Protocol):
   """Interface of models that generate tokens with a cache."""
 
-  def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> Cache:
+  @property
+  def init_cache(self) -> Callable[..., BodyCache]:
     """Returns an empty cache for `num_slots` tokens; an encoder-decoder also needs its source."""
     ...
 
-  def unstacked(self, cache: Any) -> tuple[Any, Cache]:
+  def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:
     """Returns the model and its cache with separate layers, for decoding token by token."""
     ...
 
@@ -402,9 +405,9 @@ class DecodingModel(Model, Protocol):
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
     """Returns the logits of `ids`, which continue the cached tokens, and the new cache.
 
     Args:

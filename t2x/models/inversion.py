@@ -30,10 +30,10 @@ class Branch:
   place: int
   program: Jaxpr
   enclosed: tuple[int, ...]
-  outputs: Any
+  outputs: jax.tree_util.PyTreeDef
 
   def __call__(
-    self, leaves: Sequence[Array], h: Array, own: Any, arrays: Sequence[Any]
+    self, leaves: Sequence[Array], h: Array, own: object, arrays: Sequence[Array]
   ) -> tuple[Array, Any, Any]:
     """Returns the branch, the losses and the metrics.
 
@@ -77,7 +77,7 @@ def reversible_scan(
   pair: Pair,
   leaves: list[list[Array]],
   arrays: Sequence[Any],
-  per_repeat: Any,
+  per_repeat: object,
 ) -> tuple[Pair, Any, Any]:
   """Applies (a, b) -> (b, a + branch(b)) for each branch of each repeat.
 

@@ -122,6 +122,7 @@ class LogitModel(nnx.Module):
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
     out = self._continued(ids, tokens, cache)
     x = out.x if last is None else select(out.x, last[:, None])
+    assert out.cache is not None
     return self.logits(x), out.cache
 
   def _continued(self, ids: Array, tokens: Tokens, cache: BodyCache) -> Output:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from t2x.base.errors import UserError
-from t2x.layers.dtypes import float32_sums, gather
+from t2x.layers.dtypes import Tree, float32_sums, gather
 
 __all__ = ['cycle', 'cycle_reverse', 'sequence']
 
@@ -106,7 +106,7 @@ class SharedSets:
     """Returns the repeats that use a set."""
     return [repeat for repeat, own in enumerate(self.order) if own == group]
 
-  def each(self, sets: Any, uses: int = 1) -> Any:
+  def each(self, sets: Tree, uses: int = 1) -> Tree:
     """Returns the arrays [sets, ...] for each repeat, or for each `uses` repeats with the same set."""
     order = self.order[::uses]
     if order == tuple(range(self.num_sets)):
@@ -118,7 +118,7 @@ class SharedSets:
 
     return jax.tree.map(of_repeats, sets)
 
-  def in_runs(self, per_repeat: Any) -> Any:
+  def in_runs(self, per_repeat: Tree) -> Tree:
     """Reshapes arrays [repeats, ...] to [runs of `uses` repeats, uses, ...]."""
     return jax.tree.map(lambda a: a.reshape(-1, self.uses, *a.shape[1:]), per_repeat)
 

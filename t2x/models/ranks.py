@@ -6,6 +6,7 @@ The functions take arrays of NumPy and of JAX.
 
 from typing import Any
 
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Float, Int
 
 # Difference up to which products of float32 vectors of unit length may differ by the order of a sum.
@@ -13,7 +14,7 @@ ROUNDING = 1e-6
 
 
 def exceeds(
-  own: Float[Any, '*batch'], others: Float[Any, '*batch candidates'], rounding: Any = 0.0
+  own: Float[Any, '*batch'], others: Float[Any, '*batch candidates'], rounding: ArrayLike = 0.0
 ) -> Bool[Any, '*batch candidates']:
   """Returns which scores the own score exceeds by more than `rounding`; none if it is NaN, and no NaN."""
   return own[..., None] > others + rounding
@@ -23,7 +24,7 @@ def rank(
   own: Float[Any, '*batch'],
   others: Float[Any, '*batch candidates'],
   compared: Bool[Any, '*#batch candidates'],
-  rounding: Any = 0.0,
+  rounding: ArrayLike = 0.0,
 ) -> Int[Any, '*batch']:
   """Returns the rank of the own score, from 1: candidates with the same score or NaN are before it.
 
@@ -36,7 +37,9 @@ def rank(
   return 1 + (~exceeds(own, others, rounding) & compared).sum(axis=-1)
 
 
-def choice(scores: Float[Any, '*batch candidates'], rounding: Any = 0.0) -> Int[Any, '*batch']:
+def choice(
+  scores: Float[Any, '*batch candidates'], rounding: ArrayLike = 0.0
+) -> Int[Any, '*batch']:
   """Returns the index of the largest score; -1, which is no candidate, if several are the largest or one is NaN.
 
   Args:

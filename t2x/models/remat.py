@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from t2x.base.errors import UserError
 from t2x.layers import Kernel
 from t2x.layers.attention.kernels import ATTENTION_OUTPUT
 
 
-def save_attention(primitive: Any, *avals: Any, **params: Any) -> bool:
+def save_attention(primitive: Primitive, *avals: object, **params: Any) -> bool:
   """Policy that saves what attention kernels need to skip their forward pass in the backward pass.
 
   These are the named outputs and row statistics of t2x's kernels, and all outputs of fused kernels of other

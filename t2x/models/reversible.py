@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.base.step import is_plain
 from t2x.layers import NO_AUX, Aux, BranchWiring, Cache, Call, InputMemory, Result
+from t2x.layers.arrays import Leaf
 from t2x.layers.composites import recorded_by
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
@@ -64,8 +65,8 @@ class ReversibleStream:
   """
 
   # Any: tree functions also put other objects than arrays into the fields.
-  first: Any
-  second: Any
+  first: Leaf
+  second: Leaf
   merge: Merge
   dtype: DTypeLike
 
@@ -92,7 +93,7 @@ class ReversibleStream:
       branch = constrain(result.x, 'batch', 'length', 'embed').astype(first.dtype)
       first, second = second, first + branch
       if name in old:
-        new[name] = result.cache
+        new[name] = cast(Cache, result.cache)
       aux += result.aux
       recorded |= recorded_by({name: result})
     stream = dataclasses.replace(self, first=first, second=second)
@@ -197,7 +198,7 @@ class ReversibleStack(Stack):
   def finish(self, stream):
     return stream.output
 
-  def _branches(self, x: Array, call: Call, per_repeat: Any) -> tuple[list[Branch], list[Any]]:
+  def _branches(self, x: Array, call: Call, per_repeat: object) -> tuple[list[Branch], list[Any]]:
     """Returns the traced sublayers of one repeat, and the arrays that they enclose."""
     wide = jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, Dtypes.reductions))
     first = functools.partial(jax.tree.map, lambda a: a[0])

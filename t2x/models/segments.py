@@ -27,7 +27,7 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.composites import replace_parts
-from t2x.layers.dtypes import float32_sums
+from t2x.layers.dtypes import Tree, float32_sums
 from t2x.layers.keys import fold_in
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.stack import Stack
@@ -169,11 +169,11 @@ class Segments(nnx.Module):
     return jax.tree.map(memory, caches, is_leaf=lambda leaf: isinstance(leaf, Cache))
 
 
-def _is_cache(leaf: Any) -> bool:
+def _is_cache(leaf: object) -> bool:
   return leaf is None or isinstance(leaf, Cache)
 
 
-def _of_sources(caches: Any, of_sources: bool) -> Any:
+def _of_sources(caches: Tree, of_sources: bool) -> Tree:
   """Returns the caches of sources, or of everything else, with None for the rest."""
   return jax.tree.map(
     lambda cache: cache if (type(cache) is SourceCache) == of_sources else None,
@@ -182,7 +182,7 @@ def _of_sources(caches: Any, of_sources: bool) -> Any:
   )
 
 
-def _merged(caches: Any, others: Any) -> Any:
+def _merged(caches: Tree, others: Tree) -> Tree:
   """Returns both parts of caches that `_of_sources` has split."""
   return jax.tree.map(lambda a, b: b if a is None else a, caches, others, is_leaf=_is_cache)
 

@@ -22,6 +22,7 @@ from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.base.step import target
 from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
+from t2x.layers.arrays import Leaf
 from t2x.layers.building import LayerNumbers, Position, at_position, build_context, building
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
 from t2x.layers.constraints import constrain
@@ -51,10 +52,12 @@ class Stream:
   """
 
   # Any: tree functions also put other objects than arrays into the fields.
-  x: Any
+  x: Leaf
   extras: Mapping[str, Any]
 
-  def apply(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
+  def apply(
+    self, layer: Layer, call: Call, cache: Mapping[str, Cache] | None
+  ) -> tuple['Stream', Result]:
     """Applies a layer. Returns the stream after it, and the layer's result.
 
     Raises:
@@ -177,7 +180,7 @@ class Stack(nnx.Module):
   def max_length(self) -> int | None:
     return least_max_length(self.blocks)
 
-  def numbers_of_layer(self, repeat: Any, place: int) -> dict[str, Any]:
+  def numbers_of_layer(self, repeat: int | Array, place: int) -> dict[str, Any]:
     """Returns the fields of the call of block `place` of a repeat that number the layer."""
     layer = self.first_layer + repeat * len(self.blocks) + place
     return {'place': place, 'repeat': repeat, 'layer': layer}
@@ -399,7 +402,7 @@ def restrict_call(call: Call, layer: Layer) -> Call:
   )
 
 
-def randomness(keys: Any, rates: Any, place: int) -> dict[str, Any]:
+def randomness(keys: Array | None, rates: Array | None, place: int) -> dict[str, Any]:
   """Returns the fields `key` and `drop` of the call of block `place` of a repeat, from those of the repeat."""
   rate = None if rates is None else rates[place]
   return {'key': named_key(keys, f'blocks.{place}'), 'drop': rate}

@@ -247,7 +247,7 @@ class Stages(nnx.Module):
     )
 
 
-def _each(name: str, value: Any, number: int, kind: str) -> list[Any]:
+def _each(name: str, value: object, number: int, kind: str) -> list[Any]:
   """Returns the entries of a setting of `Stages` that is one value for all or a list.
 
   Raises:

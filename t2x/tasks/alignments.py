@@ -6,7 +6,7 @@ training split, without the evaluated model.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative, Size
 from t2x.data import Tokenizer
 from t2x.data.sources.subset import spread
-from t2x.models import Model
+from t2x.models import Model, TextModel
 from t2x.models.ranks import ROUNDING, choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
@@ -185,7 +185,7 @@ def _segments(row: Mapping[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.nd
 
 
 def _weights(
-  task: Translation, readers: frozenset[str], model: Any, batch: Mapping[str, jax.Array]
+  task: Translation, readers: frozenset[str], model: TextModel, batch: Mapping[str, jax.Array]
 ) -> Float[jax.Array, 'batch target source']:
   """Returns the attention of each target token to the source, the mean over heads and layers."""
   out = task.hidden(model, batch, None, record=frozenset({'probabilities'}))

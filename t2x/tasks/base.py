@@ -175,12 +175,18 @@ class Task(abc.ABC):
     self.check_split(split)
     return SourceRows(self.source, split)
 
-  def order(self, rows: Any, batch_size: int, seed: int) -> Order | None:
+  def order(self, rows: Sequence[Mapping[str, Any]], batch_size: int, seed: int) -> Order | None:
     """Returns the order in which training reads rows; None: shuffled."""
     return None
 
   def batches(
-    self, rows: Any, *, batch_size: int, seed: int, process_index: int = 0, process_count: int = 1
+    self,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    batch_size: int,
+    seed: int,
+    process_index: int = 0,
+    process_count: int = 1,
   ) -> Batches:
     """Returns the train batches of rows; `batches[step]` depends only on the seed and the step."""
     return Batches(
@@ -193,7 +199,9 @@ class Task(abc.ABC):
       process_count=process_count,
     )
 
-  def describe_rows(self, rows: Any, num_steps: int, batch_size: int) -> str:
+  def describe_rows(
+    self, rows: Sequence[Mapping[str, Any]], num_steps: int, batch_size: int
+  ) -> str:
     """Returns a line about the rows of the train split.
 
     Args:
@@ -327,7 +335,7 @@ class Task(abc.ABC):
     output: TaskOutput,
     logits: jax.Array,
     x: jax.Array,
-    teacher: Any,
+    teacher: nnx.Module | None,
     batch: Mapping[str, jax.Array],
   ) -> TaskOutput:
     """Returns `output` with the terms of the teacher, if there is one; see `t2x.tasks.distillation.distilled`."""
@@ -371,7 +379,7 @@ class Task(abc.ABC):
 
   def generate(
     self,
-    model: Any,
+    model: object,
     prompts: Sequence[str],
     *,
     strategy: Strategy,
@@ -395,7 +403,7 @@ class Task(abc.ABC):
     raise UserError(f'{type(self).__name__} does not generate text')
 
 
-def _source_classes(task: Any) -> Sequence[str]:
+def _source_classes(task: 'Task') -> Sequence[str]:
   return class_names(task.source)
 
 
@@ -403,7 +411,7 @@ def _source_classes(task: Any) -> Sequence[str]:
 SOURCE_CLASSES: Any = property(_source_classes)
 
 
-def example_weights(task: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+def example_weights(task: object, batch: Mapping[str, jax.Array]) -> jax.Array:
   """Returns the weights of examples, float32 [batch]: the `target_weights` of tasks with one target per example."""
   return batch['weight'].astype(jnp.float32)
 

@@ -34,7 +34,7 @@ class Modality(abc.ABC):
     """Returns the shapes of the columns: 'source', and others whose names begin with 'source_'."""
 
   @abc.abstractmethod
-  def prepare(self, source: Any, random: np.random.Generator | None) -> dict[str, np.ndarray]:
+  def prepare(self, source: object, random: np.random.Generator | None) -> dict[str, np.ndarray]:
     """Returns the columns of a source; with `random`, which draws its augmentation, for training."""
 
   @abc.abstractmethod
@@ -250,7 +250,7 @@ class Captions(TextTask):
     source, tokens = columns['source'], self.modality.tokens(columns)
     return generated_targets(self.fitted, model, source, tokens, seed, first=first, **settings)
 
-  def _example(self, prompt: Any) -> Mapping[str, Any]:
+  def _example(self, prompt: object) -> Mapping[str, Any]:
     """Returns an example without its target."""
     if isinstance(prompt, str):
       return {'source': self.modality.opened(prompt)}

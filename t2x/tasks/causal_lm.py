@@ -14,7 +14,7 @@ from t2x.base.ranges import Size, Text, TunableNonNegative
 from t2x.data import ConcatenateAndSplit, DocumentPlan, Source, Tokenizer
 from t2x.decode import Generated, Sampling, Strategy
 from t2x.layers.constraints import constrain
-from t2x.models import Output
+from t2x.models import Output, TextModel
 from t2x.tasks.base import Task
 from t2x.tasks.distillation import TeacherLoss
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
@@ -97,7 +97,9 @@ class CausalLM(TextTask):
     shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
     return {'tokens': shape, 'segments': shape, 'positions': shape}
 
-  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+  def hidden(
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> Output:
     """Returns the model's output with the hidden vectors of the rows, of which number i predicts token i."""
     inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
     return model.hidden(inputs, tokens=self.row_tokens(batch, inputs), key=key)

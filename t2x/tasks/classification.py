@@ -14,6 +14,7 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
 from t2x.base.ranges import Size, TunableRate
 from t2x.data import Source, check_label, label_values
+from t2x.models import Model
 from t2x.models.losses import Sums, classification_sums
 from t2x.models.ranks import choice, rank
 from t2x.parallel import runs_model
@@ -172,7 +173,7 @@ class Classes(Protocol):
     ...
 
 
-def check_classes(task: Classes, model: Any) -> None:
+def check_classes(task: Classes, model: Model) -> None:
   """Raises UserError if the head has another number of classes, or label smoothing would be ignored."""
   kind = type(task).__name__
   if model.spec.num_classes != task.num_classes:

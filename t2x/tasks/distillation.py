@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.base.names import missing
 from t2x.base.ranges import Range, Text, TunableNonNegative
-from t2x.models import Output
+from t2x.models import Model, Output
 from t2x.models.losses import cross_entropy
 from t2x.tasks.former import BASES
 from t2x.tasks.output import TaskOutput
@@ -132,12 +133,12 @@ class Learner(Protocol):
     """Returns the shapes and dtypes of a batch by name."""
     ...
 
-  def check_model(self, model: Any) -> None:
+  def check_model(self, model: Model) -> None:
     """Raises UserError if the model does not fit the task."""
     ...
 
   def predictions(
-    self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
+    self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
   ) -> tuple[Float[Array, 'batch *targets classes'], Output]:
     """Returns the logits of the targets, in the shape of `target_weights`, and the output of the model.
 
@@ -220,7 +221,7 @@ def distilled(
   output: TaskOutput,
   logits: Float[Array, 'batch *targets classes'],
   x: Array,
-  teacher: Any,
+  teacher: nnx.Module | None,
   batch: Mapping[str, jax.Array],
 ) -> TaskOutput:
   """Adds the teacher's terms to `output`, if there is a teacher.

@@ -1,7 +1,7 @@
 """Pairs of texts that are longer than a row and dropped: the maximum share, and their number beside the metrics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2x.base.errors import UserError
@@ -12,7 +12,9 @@ NOTED = 0.01
 NO_LIMIT: float | None = None
 
 
-def note_dropped(task: str, split: str, rows: Any, lengths: Mapping[str, int], limit: float) -> str:
+def note_dropped(
+  task: str, split: str, rows: Sequence[Mapping[str, Any]], lengths: Mapping[str, int], limit: float
+) -> str:
   """Returns a warning if more than one percent of the pairs of a split are dropped.
 
   Args:

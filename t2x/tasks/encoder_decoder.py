@@ -12,7 +12,8 @@ from t2x.data import Tokenizer
 from t2x.decode import Generated, generate
 from t2x.decode.sampling import SampleSeed, prompt_keys
 from t2x.layers import Tokens
-from t2x.models import Output
+from t2x.models import DecodingModel, Output, TextModel
+from t2x.parallel.placed import Placed
 from t2x.tasks.causal_lm import shift_right
 
 
@@ -40,7 +41,7 @@ def padded_side(batch: Mapping[str, jax.Array], name: str) -> Tokens:
 
 
 def teacher_forced(
-  model: Any,
+  model: TextModel,
   batch: Mapping[str, jax.Array],
   source_tokens: Tokens | None,
   target_tokens: Tokens,
@@ -72,7 +73,7 @@ def teacher_forced(
 
 def generated_targets(
   tokenizer: Tokenizer,
-  model: Any,
+  model: DecodingModel | Placed,
   source: np.ndarray,
   tokens: Tokens | None,
   seed: SampleSeed,

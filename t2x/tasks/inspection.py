@@ -101,7 +101,7 @@ class Inspection:
     return np.asarray(logits, np.float32), by_repeat
 
   def layers(
-    self, name: str, inputs: Any, targets: Rows | None = None, side: str = 'decoder'
+    self, name: str, inputs: object, targets: Rows | None = None, side: str = 'decoder'
   ) -> list[np.ndarray]:
     """Returns a recorded array of each layer, float32 [batch, ...], first layer first.
 
@@ -197,7 +197,7 @@ def as_list(texts: Texts) -> list[str]:
   return [texts] if isinstance(texts, str) else list(texts)
 
 
-def source_readers(model: Any, side: str) -> frozenset[str]:
+def source_readers(model: object, side: str) -> frozenset[str]:
   """Returns the names of the sublayers of a side that attend to a source, such as 'cross' in `Block`."""
   names = set()
   for path, part in nnx.iter_modules(module_of(model)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Text
@@ -143,7 +144,7 @@ class ClassifiedImages(TaskEvaluator):
     return Evaluation({}, samples, {'images': grid(framed, columns)})
 
 
-def pixels_of(images: np.ndarray, mean: Any, std: Any) -> np.ndarray:
+def pixels_of(images: np.ndarray, mean: ArrayLike, std: ArrayLike) -> np.ndarray:
   """Returns images that were normalised by `mean` and `std` as uint8."""
   mean, std = (np.asarray(value, np.float32) for value in (mean, std))
   return np.clip((images * std + mean) * 255, 0, 255).round().astype(np.uint8)

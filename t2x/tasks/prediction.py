@@ -15,7 +15,7 @@ T = TypeVar('T')
 Watched = Callable[[Iterable], Iterable]
 
 
-def on_devices(function: Callable[..., Any], model: Any, *arrays: Any) -> Any:
+def on_devices(function: Callable[..., Any], model: object, *arrays: object) -> Any:
   """Returns `function(model, *arrays)` as NumPy arrays, on every process.
 
   Args:
@@ -58,7 +58,7 @@ def in_batches(
 
 
 def predict(
-  model: Any,
+  model: object,
   rows: Sequence[Mapping[str, Any]],
   transform: Transform | None,
   function: Callable[[Any, Mapping[str, jax.Array]], Any],

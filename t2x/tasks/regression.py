@@ -117,7 +117,7 @@ class Correlations(TaskEvaluator):
     return Evaluation(metrics, examples={'squared_error': np.square(x - y)})
 
 
-def _pearson(x: Any, y: Any) -> float:
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
   # Predictions that differ by rounding only are equal.
   constant = any(np.ptp(values) <= ROUNDING * np.abs(values).max() for values in (x, y))
   x, y = x - x.mean(), y - y.mean()

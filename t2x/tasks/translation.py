@@ -17,7 +17,7 @@ from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPl
 from t2x.decode import Beam, Generated, Strategy
 from t2x.decode.sampling import SampleSeed
 from t2x.layers import RowLayout, Tokens
-from t2x.models import Inputs, Output
+from t2x.models import Inputs, Output, TextModel
 from t2x.tasks.encoder_decoder import generated_targets, sides_spec, teacher_forced
 from t2x.tasks.former import BASES
 from t2x.tasks.text import TextTask, answers, check_shapes, in_training, pad_prompts
@@ -87,7 +87,7 @@ class PairTask(TextTask):
 
   @abc.abstractmethod
   def _generate(
-    self, model: Any, sources: Sequence[Sequence[int]], seed: SampleSeed = 0, **settings: Any
+    self, model: object, sources: Sequence[Sequence[int]], seed: SampleSeed = 0, **settings: Any
   ) -> Generated:
     """Generates the targets of sources, given as token ids with eos."""
 
@@ -175,7 +175,7 @@ class Translation(PairTask):
     return sides_spec(batch_size, self.lengths, ('', '_segments', '_positions'))
 
   def hidden(
-    self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None, **settings: Any
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None, **settings: Any
   ) -> Output:
     """Returns the output of the model with the hidden vectors of packed targets; see `teacher_forced`."""
     source, target = (

@@ -40,12 +40,12 @@ class TargetTask(Protocol):
     """Returns whether the rows contain an example, so that all metrics of a split are over the same ones."""
     ...
 
-  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+  def check_generate(self, model: object, strategy: Strategy, batch_size: int) -> None:
     """Raises UserError if the model cannot generate for a batch of sources of the maximum length."""
     ...
 
   def generate(
-    self, model: Any, prompts: Sequence[Any], **settings: Any
+    self, model: object, prompts: Sequence[Any], **settings: Any
   ) -> list[list[dict[str, Any]]]:
     """Generates the targets of prompts; see `Task.generate`."""
     ...

@@ -9,7 +9,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.step import in_step
-from t2x.layers import Call, Causal, Ordered, RoPE, Slots, Source, Tokens
+from t2x.layers import Cache, Call, Causal, Ordered, RoPE, Slots, Source, Tokens
 from t2x.layers.attention.cache import SharedSlots
 from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
@@ -149,7 +149,7 @@ def decoding_equals_the_forward_pass(subject: Subject) -> None:
     slots = slots.extend(tokens)
     call = subject.call(tokens, Causal(), slots=slots)
     result = subject(subject.x[:, start:stop], call, cache)
-    cache = result.cache
+    cache = cast(Cache | None, result.cache)
     same(result.x, expected[:, start:stop], f'tokens {start} to {stop - 1} with a cache')
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -197,7 +197,7 @@ def cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
   tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
   slots = Slots.empty(BATCH, width + added).extend(tokens)
   call = subject.call(tokens, Causal(), slots=slots)
-  return subject(subject.x[:, :width], call, cache).cache, slots
+  return cast(Cache | None, subject(subject.x[:, :width], call, cache).cache), slots
 
 
 def next_token(
@@ -208,4 +208,4 @@ def next_token(
   slots = slots.extend(tokens)
   call = subject.call(tokens, Causal(), slots=slots)
   result = subject(jnp.asarray(x)[:, None], call, cache)
-  return result.x[:, 0], result.cache, slots
+  return result.x[:, 0], cast(Cache | None, result.cache), slots

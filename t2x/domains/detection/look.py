@@ -21,7 +21,7 @@ _PREDICTED, _OBJECT = (255, 140, 0), (0, 200, 90)
 
 
 def drawings(
-  model: Any,
+  model: object,
   task: Detection,
   example: Mapping[str, Any],
   pixels: UInt8[np.ndarray, 'height width channels'],
@@ -42,7 +42,7 @@ def drawings(
 
 
 def look_at_boxes(
-  model: Any,
+  model: object,
   image: Float[np.ndarray, 'height width channels'],
   pixels: UInt8[np.ndarray, 'height width channels'],
   objects: Sequence[tuple[Float[np.ndarray, ' 4'], str]] = (),

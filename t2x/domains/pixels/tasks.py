@@ -18,6 +18,7 @@ from t2x.data.tokenizers.palette import PaletteTokenizer
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import Tokens, named_key
 from t2x.layers.keys import row_keys
+from t2x.models import Output, TextModel
 from t2x.tasks.auxiliary import Auxiliary, AuxiliaryOutput
 from t2x.tasks.base import Task
 from t2x.tasks.classification import Classification, check_classes, class_sums
@@ -127,7 +128,9 @@ class PixelTask(TextTask):
       raise UserError(f'{name}.pieces has no effect on pixels: leave it out')
     check_causal(model, self.spec(1)['tokens'].shape[1], name)
 
-  def hidden(self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Any:
+  def hidden(
+    self, model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> Output:
     """Returns the output of the model whose hidden vector i predicts token i."""
     tokens = batch['tokens']
     start = self.tokenizer.ids.bos_id
@@ -148,7 +151,7 @@ class PixelTask(TextTask):
 
   def sampled(
     self,
-    model: Any,
+    model: object,
     prompts: np.ndarray,
     allowed: np.ndarray,
     strategy: Strategy | None = None,

@@ -136,7 +136,7 @@ class TextToImage(PixelTask):
 
   def images(
     self,
-    model: Any,
+    model: object,
     texts: Sequence[str],
     strategy: Strategy | None = None,
     seed: int = 0,

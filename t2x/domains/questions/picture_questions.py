@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -15,12 +15,12 @@ from t2x.base.ranges import NonEmpty, Size
 from t2x.data import Tokenizer
 from t2x.data.sources.subset import spread
 from t2x.layers import Tokens
-from t2x.models import Inputs
+from t2x.models import Inputs, Output
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task, example_weights
 from t2x.tasks.captions import ImageModality
-from t2x.tasks.evaluators import Evaluation, TaskEvaluator
+from t2x.tasks.evaluators import Evaluated, Evaluation, TaskEvaluator
 from t2x.tasks.text import TextTask
 
 __all__ = ['PictureAnswers', 'PictureQuestions']
@@ -141,8 +141,8 @@ class PictureQuestions(TextTask):
   target_weights = example_weights
 
   def predictions(
-    self, model: Any, batch: Mapping[str, Array], key: Array | None
-  ) -> tuple[Float[Array, 'batch answers'], Any]:
+    self, model: Callable[..., Output], batch: Mapping[str, Array], key: Array | None
+  ) -> tuple[Float[Array, 'batch answers'], Output]:
     """Returns the logits of the answers, and the output of the model."""
     tokens = Tokens.row(self.length, segments=batch['segments'], right_padded=True)
     out = model(batch['tokens'], batch['image'], tokens={'tokens': tokens}, key=key)
@@ -196,7 +196,9 @@ class PictureAnswers(TaskEvaluator):
     }
     return Evaluation(metrics, examples={'accuracy': right})
 
-  def _right(self, evaluated: Any, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+  def _right(
+    self, evaluated: Evaluated[PictureQuestions], rows: Sequence[Mapping[str, Any]]
+  ) -> np.ndarray:
     task = evaluated.task
     outputs = evaluated.predict(
       rows, lambda model, batch: choice(task.predictions(model, batch, None)[0])

@@ -2,7 +2,7 @@
 regression of each pair (SigLIP, https://arxiv.org/abs/2303.15343), at once, in blocks, or around a ring of devices."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class PairSums(NamedTuple):
 class PairLoss(Protocol):
   """Loss over all pairs of a batch of vectors; a frozen dataclass."""
 
-  def check_model(self, model: Any) -> None:
+  def check_model(self, model: object) -> None:
     """Raises UserError if the model has a parameter that the loss does not use."""
 
   def log_probs(self, logits: Float[Array, 'rows classes']) -> Float[Array, 'rows classes']:

@@ -1,8 +1,8 @@
 """Semantic segmentation: the class of each pixel, and mean intersection over union."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from t2x.data.images import fix_statistics
 from t2x.data.sources.subset import spread
 from t2x.domains.segmentation.transforms import PrepareMask
 from t2x.layers.vision.grids import resized
-from t2x.models import Inputs
+from t2x.models import Inputs, Output
 from t2x.models.losses import classification_sums
 from t2x.models.ranks import choice
 from t2x.tasks.base import SOURCE_CLASSES, Task
@@ -108,14 +108,16 @@ class SemanticSegmentation(Task):
     return TaskOutput(classification_sums(logits, labels, weights), out.aux)
 
   def logits(
-    self, model: Any, batch: Mapping[str, Array], key: Array | None
-  ) -> tuple[Float[Array, 'batch height width classes'], Any]:
+    self, model: Callable[..., Output], batch: Mapping[str, Array], key: Array | None
+  ) -> tuple[Float[Array, 'batch height width classes'], Output]:
     """Returns the class logits of all pixels, and the output of the model."""
     out = model(batch['image'], key=key)
     height, width, _ = self.image_shape
     return resized(out.x, (height, width)), out
 
-  def predictions(self, model: Any, batch: Mapping[str, Array]) -> Int[Array, 'batch height width']:
+  def predictions(
+    self, model: Callable[..., Output], batch: Mapping[str, Array]
+  ) -> Int[Array, 'batch height width']:
     """Returns the class of all pixels; -1 where several are the likeliest, or a logit is NaN."""
     return choice(self.logits(model, batch, None)[0])
 

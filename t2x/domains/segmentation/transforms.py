@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from t2x.base.errors import UserError
-from t2x.data.crops import Crop, resize
+from t2x.data.crops import Box, Crop, resize
 from t2x.data.images import normalise
 
 __all__ = ['PrepareMask']
@@ -85,7 +85,7 @@ def check_mask(mask: np.ndarray, sides: tuple[int, ...], num_classes: int, ignor
 
 
 def _nearest(
-  mask: Integer[np.ndarray, 'rows columns'], height: int, width: int, box: Any
+  mask: Integer[np.ndarray, 'rows columns'], height: int, width: int, box: Box
 ) -> Integer[np.ndarray, 'height width']:
   """Resizes a box of a mask: each pixel takes the value at its centre."""
   ys = box.top + (np.arange(height) + 0.5) * (box.bottom - box.top) / height

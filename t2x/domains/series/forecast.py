@@ -1,7 +1,7 @@
 """Forecasts of time series from a context of the last values."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -133,7 +133,7 @@ class Forecast(Task):
       'weight': array(),
     }
 
-  def check_model(self, model: Any) -> None:
+  def check_model(self, model) -> None:
     """Also raises UserError if the model is no `ForecastModel`, or has another horizon."""
     super().check_model(model)
     if not isinstance(model, ForecastModel):
@@ -152,16 +152,18 @@ class Forecast(Task):
     has_context = (~jnp.isnan(batch['series'])).any(axis=1, keepdims=True)
     return (~jnp.isnan(batch['future']) & has_context) * batch['weight'][:, None, None]
 
-  def predictions(self, model: ForecastModel, batch: Any, key: jax.Array | None) -> Output:
+  def predictions(
+    self, model: ForecastModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> Output:
     """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""
     return model(batch['series'], key=key)
 
-  def forecasts(self, model: ForecastModel, batch: Any) -> jax.Array:
+  def forecasts(self, model: ForecastModel, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns what `quantiles` reads of a batch; a traced function."""
     return self.predictions(model, batch, None).x
 
   def quantiles(
-    self, distribution: Any, forecasts: np.ndarray, levels: Sequence[float]
+    self, distribution: ForecastDistribution, forecasts: np.ndarray, levels: Sequence[float]
   ) -> np.ndarray:
     """Returns quantiles of the forecasts of one row, [horizon, channels, levels]."""
     return distribution.quantiles(forecasts, levels)

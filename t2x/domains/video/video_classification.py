@@ -70,6 +70,6 @@ class VideoClassification(Classification):
     return {'video': jax.ShapeDtypeStruct(shape, jnp.float32), **super().spec(batch_size)}
 
 
-def _of_frames(values: Any, number: int) -> Any:
+def _of_frames(values: object, number: int) -> Any:
   """Returns one value, or the values of the channels of all frames."""
   return values * number if isinstance(values, tuple) else values

@@ -12,9 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from t2x.layers.arrays import Leaf
 from t2x.layers.caches import Cache, Slots
+from t2x.layers.dtypes import Tree
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.tokens import RowLayout, Tokens, write
 
@@ -32,8 +35,8 @@ class _KeysAndValues(Cache):
     v: values, [batch, value_heads, tokens, v_dim].
   """
 
-  k: Any
-  v: Any
+  k: Leaf | None
+  v: Leaf
 
   def keys_and_values(self) -> tuple[Array | None, Array]:
     """Returns keys and values as [batch, tokens, kv_heads, ...]."""
@@ -59,7 +62,7 @@ class KeyValueCache(_KeysAndValues):
     num_slots: int,
     shapes: Sequence[tuple[int, int] | None],
     features: Mapping[str, tuple[int, ...]],
-    dtype: Any,
+    dtype: DTypeLike,
   ) -> 'KeyValueCache':
     """Returns a cache of zeros.
 
@@ -71,6 +74,7 @@ class KeyValueCache(_KeysAndValues):
       dtype: dtype of keys and values.
     """
     k, v = (s and jnp.zeros((batch, s[0], num_slots, s[1]), dtype) for s in shapes)
+    assert v is not None
     zeros = {name: jnp.zeros((batch, num_slots, *s)) for name, s in features.items()}
     return KeyValueCache(k, v, zeros)
 
@@ -86,7 +90,8 @@ class KeyValueCache(_KeysAndValues):
     start: Int[Array, ''],
   ) -> 'KeyValueCache':
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
-    new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
+    assert (k is None) == (self.k is None)
+    new = None if k is None or self.k is None else write(self.k, k.swapaxes(1, 2), start, 2)
     return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2), self.features)
 
   def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache | None':
@@ -113,7 +118,8 @@ class SharedKeyValueCache(KeyValueCache):
     v: Float[Array, 'batch length value_heads v_dim'],
     start: Int[Array, ''],
   ) -> 'SharedKeyValueCache':
-    new = None if k is None else write(self.k, k.transpose(0, 2, 3, 1), start, 3)
+    assert (k is None) == (self.k is None)
+    new = None if k is None or self.k is None else write(self.k, k.transpose(0, 2, 3, 1), start, 3)
     return SharedKeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
 
   def take(self, rows: Int[Array, ' batch']) -> 'SharedKeyValueCache':
@@ -158,7 +164,7 @@ class InputMemory(Cache):
     x: inputs, [batch, tokens, d_model].
   """
 
-  x: Any
+  x: Leaf
 
   def extend(
     self, x: Float[Array, 'batch length d_model']
@@ -229,7 +235,7 @@ class SharedSlots(Slots):
     return dataclasses.replace(grouped, marks={**grouped.marks, _COPIES: bits})
 
 
-def source_queries(rows: int, queries: Any, batch: int, tokens: Tokens) -> tuple[Any, Tokens]:
+def source_queries(rows: int, queries: Tree, batch: int, tokens: Tokens) -> tuple[Tree, Tokens]:
   """Returns queries of a source as queries of its rows: beams that share a row become tokens of the row.
 
   Args:

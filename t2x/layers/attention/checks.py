@@ -1,7 +1,6 @@
 """Errors of attention layers whose parts and settings do not fit together."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.layers.attention.key_values import KeyValues
@@ -42,7 +41,7 @@ def check_encoding(
     )
 
 
-def check_source_parts(name: str, scores: Scores, reads: frozenset[str], values: Any) -> None:
+def check_source_parts(name: str, scores: Scores, reads: frozenset[str], values: object) -> None:
   """Raises UserError if the scores or the part `values` of the attention `name` cannot be those of a source."""
   if 'positions' in reads:
     raise UserError(
@@ -79,8 +78,8 @@ def check_settings(
   scores: Scores,
   reads: frozenset[str],
   scale: float | None,
-  queries: Any,
-  memory: Any,
+  queries: object,
+  memory: object,
 ) -> None:
   """Raises UserError if the scores do not read the scale, the queries or the memory that are set."""
   for setting, value, read in (('scale', scale, 'scale'), ('queries', queries, 'q')):
@@ -93,7 +92,7 @@ def check_settings(
 
 
 def check_replaced(
-  name: str, reads: frozenset[str], key_values: Any, settings: Mapping[str, Any]
+  name: str, reads: frozenset[str], key_values: object, settings: Mapping[str, object]
 ) -> None:
   """Raises UserError if `key_values` replaces what a setting is for, or if the scores read no keys."""
   if key_values is None:

@@ -44,7 +44,7 @@ class GatedContext(Around):
     reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
-    self.attention: Any = given(attention, reads_source=reads_source)(d_model, rngs=rngs)
+    self.attention: Sublayer = given(attention, reads_source=reads_source)(d_model, rngs=rngs)
     if gate_dim not in (1, d_model):
       raise UserError(f'GatedContext.gate_dim = {gate_dim}: must be 1 or d_model = {d_model}')
     axes = ('embed', 'head_dim' if gate_dim > 1 else None)

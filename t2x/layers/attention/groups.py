@@ -1,14 +1,12 @@
 """Attention inside groups of tokens, such as those with the same hash, by sorting the row by group."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.attention.kernels.base import softmax_dtype
-from t2x.layers.parameters import dropout
+from t2x.layers.parameters import Tunable, dropout
 
 # Score of a hidden key.
 HIDDEN = -1e9
@@ -25,7 +23,7 @@ def attend_in_groups(
   *,
   is_causal: bool,
   own_score: float | None = None,
-  dropout_rate: Any = 0.0,
+  dropout_rate: Tunable = 0.0,
   key: Array | None = None,
 ) -> HeadRows:
   """Attends from each token to the nearest tokens of its group, in the order of the row.
@@ -78,7 +76,7 @@ def _attend_sorted(
   *,
   is_causal: bool,
   own_score: float | None,
-  dropout_rate: Any,
+  dropout_rate: Tunable,
   key: Array | None,
 ) -> tuple[
   Float[Array, 'batch heads rounds length head_dim'], Float[Array, 'batch heads rounds length 1']

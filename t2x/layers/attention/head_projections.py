@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -71,7 +72,7 @@ class HeadProjections(nnx.Module):
     self.out = output_projection(heads.queries, d_model, out_init, out_bias, rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> Any:
     """Returns an empty cache; raises UserError if outputs of earlier tokens depend on all tokens of a row."""
     raise UserError(

@@ -231,7 +231,7 @@ def with_addresses(x: Array, call: Call) -> Array:
   return x if call.encoding is None else call.encoding.address(x, call.tokens)
 
 
-def rotated_queries(q: Any, call: Call, size: int | None) -> Any:
+def rotated_queries(q: Array | None, call: Call, size: int | None) -> Array | None:
   """Returns queries, or None, whose first `size` features (None: all) are rotated by the encoding of the call."""
   encoding = call.encoding
   if q is None or encoding is None or 'rotate' not in encoding.hooks:

@@ -1,9 +1,8 @@
 """Learned keys and values without tokens (Sukhbaatar et al. 2019, "Augmenting Self-attention with Persistent Memory",
 https://arxiv.org/abs/1907.01470)."""
 
-from typing import Any
-
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
@@ -41,7 +40,7 @@ class PersistentMemory(nnx.Module):
     self.v = param(init, (num, *heads.values), axes, rngs, kind='vector')
 
   def __call__(
-    self, dtype: Any, norm: Norm | None, joint: bool
+    self, dtype: DTypeLike, norm: Norm | None, joint: bool
   ) -> tuple[Float[Array, 'n kv_heads head_dim'], Float[Array, 'n kv_heads v_dim']]:
     """Returns keys, after the norm of keys (see `normalized`), and values."""
     k = normalized(self.k[...][None], norm, joint)[0]

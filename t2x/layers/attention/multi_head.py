@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -197,7 +198,7 @@ class MultiHeadAttention(nnx.Module):
     self,
     batch: int,
     num_slots: int,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     source: Source | None = None,
     *,
     encoding: PositionEncoding | None = None,
@@ -394,7 +395,7 @@ class MultiHeadAttention(nnx.Module):
     )
     return PositionTerms(encoding, scale, content)
 
-  def _check(self, length: int, call: Call, cache: Any) -> None:
+  def _check(self, length: int, call: Call, cache: object) -> None:
     """Raises UserError if the scores or the encoding do not support this call."""
     name, encoding = type(self).__name__, call.encoding
     if self.reads_source:
@@ -415,10 +416,10 @@ class MultiHeadAttention(nnx.Module):
     check_length(encoding, length)
 
 
-def _group_rows(a: Any, rows: int) -> Any:
+def _group_rows(a: Array | None, rows: int) -> Any:
   """Reshapes [batch, length, ...] to [rows, batch / rows * length, ...]; None stays None."""
   return None if a is None else a.reshape(rows, -1, *a.shape[2:])
 
 
-def _cast_and_constrain(x: Any, dtype: Any, heads: str) -> Any:
+def _cast_and_constrain(x: Array | None, dtype: DTypeLike, heads: str) -> Any:
   return None if x is None else constrain(x.astype(dtype), 'batch', 'length', heads, None)

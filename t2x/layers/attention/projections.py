@@ -44,7 +44,7 @@ class Heads:
   @classmethod
   def of(
     cls,
-    part: Any,
+    part: object,
     d_model: int,
     num_heads: int,
     num_kv_heads: int | None = None,

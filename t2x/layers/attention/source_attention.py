@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
@@ -36,7 +37,7 @@ class _OneHead(nnx.Module):
   implements = (Sublayer,)
   reads: frozenset[str] = frozenset({'source', 'record.probabilities'})
   max_length: int | None = None
-  scores: Any
+  scores: Scores
 
   def keys_and_values(self, source: Source) -> tuple[Array, Array]:
     """Returns keys [batch, source, features] and values [batch, source, d_model]."""
@@ -47,7 +48,7 @@ class _OneHead(nnx.Module):
     raise NotImplementedError
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: Any = jnp.float32, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
   ) -> SourceCache:
     """Returns the keys and values of the source."""
     k, v = self.keys_and_values(source_of(self, source))

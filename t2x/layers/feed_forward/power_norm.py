@@ -121,7 +121,7 @@ def _forward(y: Array, means: Array, present: Array, epsilon: float) -> tuple[Ar
   return z, (y, z, means, present)
 
 
-def _backward(epsilon: float, saved: Any, g: Array) -> tuple[Array, Array, Array]:
+def _backward(epsilon: float, saved: tuple[Array, ...], g: Array) -> tuple[Array, Array, Array]:
   y, z, means, present = saved
   slope = present * (g - means[1][None, None] * z) * _factor(means, epsilon)
   sums = [(present * a).sum(axis=(0, 1)) for a in (y * y, g * z, jnp.ones_like(y))]

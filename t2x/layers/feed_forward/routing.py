@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import Positive, Size, TunableNonNegative, TunableRate
+from t2x.layers.arrays import Leaf
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.feed_forward.balancing import Choices, LoadBias, RouterLoss, RowBalance
 from t2x.layers.initializers import lecun_normal
@@ -45,8 +46,8 @@ class Routing:
   """
 
   # Any: tree functions also put other objects than arrays into the fields.
-  expert: Any  # Int[Array, 'batch length choices']
-  weight: Any  # Float[Array, 'batch length choices']
+  expert: Leaf  # Int[Array, 'batch length choices']
+  weight: Leaf  # Float[Array, 'batch length choices']
   aux: Aux = NO_AUX
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
@@ -43,10 +44,10 @@ class Sums(RecurrentState):
   """
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
-  maximum: Any
-  weights: Any
-  values: Any
-  segment: Any
+  maximum: Leaf
+  weights: Leaf
+  values: Leaf
+  segment: Leaf
 
   @staticmethod
   def of(k: Array, v: Array, segments: Int[Array, '*rest']) -> 'Sums':

@@ -87,7 +87,9 @@ class Cell(nnx.Module):
     """Returns the result of `update`, and what `pull` reads of it."""
     return self.update(z, r, state), r
 
-  def pull(self, z: Gates, saved: Any, state: State, gradients: State) -> tuple[Any, ...]:
+  def pull(
+    self, z: Gates, saved: tuple[Array, ...], state: State, gradients: State
+  ) -> tuple[Any, ...]:
     """Returns the gradients of the cell, of z, r and the state before a step, from those of the state after it."""
 
     def update(cell: Cell, *inputs: Any) -> State:
@@ -181,7 +183,9 @@ class LSTMCell(Cell):
     new, parts = self._parts(z, r, state)
     return new, parts if self.state_norm is None else r
 
-  def pull(self, z: Gates, saved: Any, state: State, gradients: State) -> tuple[Any, ...]:
+  def pull(
+    self, z: Gates, saved: tuple[Array, ...], state: State, gradients: State
+  ) -> tuple[Any, ...]:
     if self.state_norm is not None:
       return super().pull(z, saved, state, gradients)
     gates, t = saved
@@ -247,7 +251,7 @@ class StackedCells(nnx.Module):
     return new
 
 
-def _normed(norm: Any, gates: Array) -> Array:
+def _normed(norm: Norm | None, gates: Array) -> Array:
   """Normalises gates [..., gates, state_dim] over both dimensions."""
   return gates if norm is None else norm(gates.reshape(*gates.shape[:-2], -1)).reshape(gates.shape)
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, TunableRate
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.head_projections import Hidden, check_no_source
 from t2x.layers.attention.kernels.base import check_reads
 from t2x.layers.caches import RecurrentState
@@ -288,7 +289,7 @@ class RecentTokens(RecurrentState):
     tokens: positions, segments and the mark 'prefix', [batch, size]; segment 0: no token yet.
   """
 
-  x: Any
+  x: Leaf
   tokens: Tokens
 
   @staticmethod

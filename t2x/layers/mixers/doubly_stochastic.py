@@ -45,7 +45,7 @@ class DoublyStochastic(Around):
     reads_source: bool = False,
     rngs: nnx.Rngs,
   ):
-    self.sublayer: Any = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
+    self.sublayer: Sublayer = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
     if not {'source', 'record.probabilities'} <= self.sublayer.reads:
       raise UserError(
         f'DoublyStochastic.sublayer = @{type(self.sublayer).__name__} has no attention to a source whose probabilities '

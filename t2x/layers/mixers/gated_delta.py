@@ -4,7 +4,6 @@ gate and replaces the value stored under a key (the delta rule)."""
 import dataclasses
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +143,10 @@ class GatedDeltaNet(HeadProjections):
 
   @token_sums()
   def _convolve(
-    self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens, order: Any = None
+    self,
+    x: Float[Array, 'batch length 3 heads head_dim'],
+    tokens: Tokens,
+    order: Array | None = None,
   ) -> Float[Array, 'batch length 3 heads head_dim']:
     return causal_taps(x, self.taps[...], tokens)
 
@@ -182,6 +184,7 @@ def gated_delta_rule(
   log_alpha, beta = jnp.where(is_token, log_alpha, 0), jnp.where(is_token, beta, 0)
   inputs = Inputs(q, k, v, segments, log_alpha).split(min(chunk, length))
   beta = split(beta, min(chunk, length))
+  assert inputs.logs is not None
   total = jnp.cumsum(inputs.logs, axis=2)
   # [chunks, batch, heads, chunk, ...]
   k, v, by_head, beta = (jnp.moveaxis(a, 3, 2) for a in (inputs.k, inputs.v, total, beta))

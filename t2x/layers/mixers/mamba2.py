@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +149,7 @@ class Mamba2(nnx.Module):
     step = jnp.where((segments != 0)[..., None], step, 0)
     length, size = x.shape[1], min(self.chunk, x.shape[1])
     inputs = Inputs(q, k, v * step[..., None], segments, -jnp.exp(rate) * step).split(size)
+    assert inputs.logs is not None
     chunks = dataclasses.replace(inputs, logs=jnp.cumsum(inputs.logs, axis=2))
     y, _, state = recurrence(chunks, cached.state.astype(dtype), decayed)
     y = y[:, :length] + v * skip[..., None]
@@ -172,7 +172,7 @@ class Mamba2(nnx.Module):
 
   @token_sums()
   def _convolve(
-    self, x: Float[Array, 'batch length features'], tokens: Tokens, order: Any = None
+    self, x: Float[Array, 'batch length features'], tokens: Tokens, order: Array | None = None
   ) -> Float[Array, 'batch length features']:
     taps = [vars(self)[f'{name}_taps'][...].reshape(self.kernel_size, -1) for name in 'vkq']
     y = causal_taps(x, jnp.concatenate(taps, axis=-1), tokens)

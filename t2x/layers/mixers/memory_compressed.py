@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from t2x.base.ranges import Size, TunableRate
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.head_projections import (
   HeadFeatures,
   HeadProjections,
@@ -166,11 +167,11 @@ class CompressedMemory(Cache):
   """
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
-  k: Any
-  v: Any
-  k_tail: Any
-  v_tail: Any
-  count: Any
+  k: Leaf
+  v: Leaf
+  k_tail: Leaf
+  v_tail: Leaf
+  count: Leaf
 
   def extend(
     self,
@@ -195,7 +196,7 @@ class CompressedMemory(Cache):
     return CompressedMemory(new_k, new_v, k_tail, v_tail, count)
 
   def _appended(
-    self, blocks: Any, tail: Any, new: Array, is_token: Array, compress: Callable[..., Any]
+    self, blocks: Array, tail: Array, new: Array, is_token: Array, compress: Callable[..., Any]
   ) -> tuple[Array, Array]:
     """Returns the new blocks and the new tail, of keys or of values."""
     ratio, rows = tail.shape[1], jnp.arange(len(new))

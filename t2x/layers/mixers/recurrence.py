@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.layers.arrays import Leaf
 from t2x.layers.caches import RecurrentState
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.tokens import to_blocks
@@ -31,9 +32,9 @@ class LinearState(RecurrentState):
   """
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
-  sums: Any
-  segment: Any
-  scale: Any = None
+  sums: Leaf
+  segment: Leaf
+  scale: Leaf | None = None
 
   @staticmethod
   def empty(
@@ -67,12 +68,12 @@ class Inputs:
       0.
   """
 
-  q: Any
-  k: Any
-  v: Any
-  segments: Any
-  logs: Any = None
-  erased: Any = None
+  q: Leaf
+  k: Leaf
+  v: Leaf
+  segments: Leaf
+  logs: Leaf | None = None
+  erased: Leaf | None = None
 
   def split(self, chunk: int) -> 'Inputs':
     """Returns the inputs as [chunks, batch, chunk, ...]."""

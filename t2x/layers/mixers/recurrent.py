@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import TunableRate
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.building import build_context
 from t2x.layers.caches import RecurrentState
@@ -40,7 +41,7 @@ class CellState(RecurrentState):
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
   vectors: tuple[Any, ...]
-  segment: Any
+  segment: Leaf
 
 
 class Recurrent(nnx.Module):

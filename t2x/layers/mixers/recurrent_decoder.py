@@ -12,11 +12,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.attention.cache import SourceCache
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.from_source import FromSource
 from t2x.layers.attention.head_projections import source_of
 from t2x.layers.attention.source_attention import SourceAttention
-from t2x.layers.caches import RecurrentState
+from t2x.layers.caches import Cache, RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, float32_sums
 from t2x.layers.initializers import xavier_uniform
@@ -46,9 +46,9 @@ class DecoderState(RecurrentState):
 
   # Not annotated with shapes: a stack adds a leading dimension for its layers.
   cell: tuple[Any, ...]
-  fed: Any
-  segment: Any
-  source: SourceCache | None = None
+  fed: Leaf
+  segment: Leaf
+  source: Cache | None = None
 
 
 class RecurrentDecoder(nnx.Module):
@@ -88,7 +88,7 @@ class RecurrentDecoder(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.cell = cell(d_model, fed_dim=d_model, rngs=rngs)
-    self.attention: Any = FromSource(d_model, sublayer=attention, rngs=rngs)
+    self.attention = FromSource(d_model, sublayer=attention, rngs=rngs)
     self.initial = initial and initial(d_model, rngs=rngs)
     self.out = output(d_model, kernel_init, rngs=rngs)
 

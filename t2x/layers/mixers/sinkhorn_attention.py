@@ -142,7 +142,7 @@ def sinkhorn(
   def hide(scores: Array) -> Array:
     return jnp.where(pairs, scores, HIDDEN)
 
-  def normalize(_: Any, scores: Array) -> Array:
+  def normalize(_: object, scores: Array) -> Array:
     scores = hide(scores - jax.nn.logsumexp(scores, axis=3, keepdims=True))
     if is_causal:
       return hide(scores - jax.lax.cumlogsumexp(scores, axis=2))

@@ -1,8 +1,6 @@
 """Synthetic attention scores, which depend on the query and the position of the key, or on the positions only
 (Synthesizers: Tay et al. 2020, https://arxiv.org/abs/2005.00743)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -197,8 +195,9 @@ class FactorizedRandomScores(SyntheticScores):
       return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
 
 
-def _project(q: Any, kernel: nnx.Param) -> Array:
+def _project(q: Array | None, kernel: nnx.Param) -> Array:
   """Returns relu(q) times the matrix, in float32 or wider: [batch, heads, queries, outputs]."""
+  assert q is not None
   # On CPUs XLA does not support bfloat16 products with a float32 result for this layout.
   dtype = softmax_dtype(q)
   weights = kernel[...].astype(q.dtype).astype(dtype)

@@ -3,7 +3,7 @@ in this form from x-transformers)."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class ShiftCache(Cache):
   """
 
   recent: RecentTokens
-  own: Any
+  own: Cache | None
 
   def share(self, copies: int, num_slots: int) -> 'ShiftCache | None':
     own = self.own and self.own.share(copies, num_slots)
@@ -66,7 +66,7 @@ class TokenShift(Around):
     rngs: nnx.Rngs,
   ):
     self.d_model = d_model
-    self.sublayer: Any = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
+    self.sublayer: Sublayer = given(sublayer, reads_source=reads_source)(d_model, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:
@@ -89,7 +89,7 @@ class TokenShift(Around):
 
     y, recent = apply_with_recent(moved, x, call.tokens, None if cache is None else cache.recent)
     result = self.sublayer(y, own, None if cache is None else cache.own)
-    new = None if recent is None else ShiftCache(recent, result.cache)
+    new = None if recent is None else ShiftCache(recent, cast(Cache | None, result.cache))
     return dataclasses.replace(result, cache=new)
 
 

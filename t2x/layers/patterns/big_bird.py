@@ -74,7 +74,7 @@ class BigBird(Pattern):
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
     self._check(max(q.num_slots, k.num_slots))
-    counts: Any = _allowed_counts(self)
+    counts: np.ndarray | jax.Array = _allowed_counts(self)
     last = self.num_blocks - 1
     # Static bounds of arbitrary positions have no maximum.
     q_first, q_end, k_first, k_end = (
@@ -95,7 +95,7 @@ class BigBird(Pattern):
     """Returns whether each block of queries sees each block of keys."""
     last = self.num_blocks - 1
     visible = (q == 0) | (q == last) | (k == 0) | (k == last) | (abs(q - k) <= self.window // 2)
-    table: Any = self.random_blocks()
+    table = self.random_blocks()
     # A static table and traced positions.
     random = (jnp.asarray(table) if isinstance(q, jax.Array) else table)[q]
     for i in range(self.num_random):

@@ -125,7 +125,7 @@ class Bounds:
     slots = None if layout is RowLayout.ARBITRARY else (first, last)
     return cls(low, high, slots, num_slots or length)
 
-  def map(self, function: Any) -> 'Bounds':
+  def map(self, function: Callable[[Any], Any]) -> 'Bounds':
     """Returns the bounds with `function` applied to each array."""
     low, high, slots = jax.tree.map(function, (self.low, self.high, self.slots))
     return Bounds(low, high, slots, self.num_slots)
@@ -162,7 +162,7 @@ def exact(allows: Callable[[Tokens, Tokens], Any], q: Bounds, k: Bounds) -> Tile
   lowest, highest = 1 - k.num_slots, q.num_slots - 1
   offsets = Tokens(np.arange(lowest, highest + 1))
   allowed = np.asarray(allows(offsets, Tokens(np.zeros(1, int))))
-  below: Any = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
+  below: np.ndarray | jax.Array = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
   first, last = q_first - k_last, q_last - k_first
   if isinstance(first, jax.Array):
     below = jnp.asarray(below)

@@ -47,7 +47,7 @@ class PositionEncoding(nnx.Module):
   reads_content: bool = False
   num_terms: int = 1
 
-  def __init_subclass__(cls, **settings: Any):
+  def __init_subclass__(cls, **settings: bool):
     super().__init_subclass__(**settings)
     cls.hooks = cls.hooks | (_HOOKS & vars(cls).keys())
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from t2x.layers.tokens import Tokens
 from t2x.layers.vision.grids import check_full, grid_of
 
 __all__ = ['Windowed']
+
+AnyArray = TypeVar('AnyArray', Array, np.ndarray)
 
 
 class MixerOfParts(WithoutCache, nnx.Module):
@@ -205,7 +207,7 @@ class Windows:
     places = np.roll(places, [-shift for shift in self.shifts], range(len(self.grid)))
     return self._windows(places[None]).reshape(self.number, -1)
 
-  def _windows(self, x: Any) -> Any:
+  def _windows(self, x: AnyArray) -> AnyArray:
     """Reshapes [batch, *padded, ...] to [batch, *numbers, *sides, ...], for arrays of JAX or NumPy."""
     count = len(self.grid)
     pairs = [n for pair in zip(self.numbers, self.sides, strict=True) for n in pair]

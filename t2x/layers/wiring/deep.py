@@ -14,7 +14,7 @@ The initialisers are for four projections of each layer: `value_init` and `out_i
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax.numpy as jnp
 from flax import nnx
@@ -101,7 +101,7 @@ class Admin(PostNorm):
     super().__init__(d_model, norm=norm, dropout_rate=dropout_rate, rngs=rngs)
     depth = residual_branches('Admin')
     if omega is None:
-      value: Any = ((depth + 1) / math.log(depth + 1) - 1) ** 0.5
+      value: float | Array = ((depth + 1) / math.log(depth + 1) - 1) ** 0.5
     elif len(omega) == depth or build_context().counting:
       value = jnp.asarray(omega, jnp.float32)[branch_index()]
     else:

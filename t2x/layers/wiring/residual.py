@@ -88,7 +88,9 @@ class NormedWiring(nnx.Module):
   ) -> Result:
     return self.connect(x, lambda h: self._branch(h, sublayer, key, keep))
 
-  def _branch(self, x: Array, sublayer: Callable[[Array], Result], key: Any, keep: Any) -> Result:
+  def _branch(
+    self, x: Array, sublayer: Callable[[Array], Result], key: Array | None, keep: Array | None
+  ) -> Result:
     result = sublayer(x)
     y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
     return dataclasses.replace(result, x=y)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
 from t2x.base.step import is_plain
+from t2x.layers.arrays import Leaf
 from t2x.layers.constraints import constrain
 from t2x.layers.patterns.algebra import Full, Pattern, mark_names, query_key_views
 from t2x.layers.patterns.tiles import Bounds, Tiles
@@ -58,11 +59,11 @@ class DotProduct:
       https://arxiv.org/abs/2309.17453). None: no sinks.
   """
 
-  q: Any
-  k: Any
+  q: Leaf
+  k: Leaf
   scale: float
   soft_cap: float | None = None
-  sink: Any = None
+  sink: Leaf | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -76,8 +77,8 @@ class Logits:
       None: each head attends with its own softmax.
   """
 
-  array: Any
-  mixture: Any = None
+  array: Leaf
+  mixture: Leaf | None = None
 
 
 @functools.partial(
@@ -96,7 +97,7 @@ class PositionTerms:
 
   encoding: PositionEncoding
   scale: float
-  content: Any = None
+  content: Leaf | None = None
 
   @property
   def name(self) -> str:
@@ -152,13 +153,13 @@ class AttentionInputs:
   """
 
   scores: DotProduct | Logits
-  v: Any
+  v: Leaf
   pattern: Pattern
   q_tokens: Tokens
   k_tokens: Tokens
   terms: PositionTerms | None = None
   dropout_rate: Tunable = 0.0
-  key: Any = None
+  key: Leaf | None = None
   memory: tuple[Any, Any] | None = None
 
   @property
@@ -286,12 +287,12 @@ def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
   return layout if layout is k_tokens.layout else RowLayout.ARBITRARY
 
 
-def softmax_dtype(scores: Any) -> jnp.dtype:
+def softmax_dtype(scores: Float[Array, '...']) -> jnp.dtype:
   """Returns float32, or the dtype of the scores if it is wider."""
   return jnp.promote_types(scores.dtype, jnp.float32)
 
 
-def apply_soft_cap(scores: Any, soft_cap: float | None) -> Any:
+def apply_soft_cap(scores: Array, soft_cap: float | None) -> Array:
   """Returns soft_cap * tanh(scores / soft_cap), or the scores without a cap."""
   return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 

@@ -51,7 +51,8 @@ class PallasMHA(Kernel):
   def supports(self, inputs: AttentionInputs) -> str | None:
     if (reason := not_tiled(inputs) or no_forward_mode('PallasMHA')) is not None:
       return reason
-    scores: Any = inputs.scores
+    scores = inputs.scores
+    assert isinstance(scores, DotProduct)
     if scores.soft_cap is not None or scores.sink is not None:
       return 'PallasMHA does not support soft caps and sinks'
     if inputs.has_dropout:

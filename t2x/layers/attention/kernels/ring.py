@@ -40,12 +40,15 @@ from t2x.layers.attention.kernels.tile_loops import (
   weighted_output,
 )
 from t2x.layers.constraints import Split, constrain, split_of
-from t2x.layers.dtypes import rounded_sums, zero_sums
+from t2x.layers.dtypes import Tree, rounded_sums, zero_sums
 from t2x.layers.patterns.algebra import Pattern, mark_names
 from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.layers.tokens import RowLayout
 
 __all__ = ['Ring']
+
+# Devices (from, to).
+Pairs = list[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +259,9 @@ def _sides(
   return (*queries, c.q_tokens, c.q_numbers), (*keys, c.k_tokens, c.k_numbers), rest
 
 
-def _visited(plan: _RingPlan, queries: Any, keys: Any, constants: Constants) -> Constants:
+def _visited(
+  plan: _RingPlan, queries: Sequence[Any], keys: Sequence[Any], constants: Constants
+) -> Constants:
   """Returns the inputs without a gradient of a step, with the tiles that the device visits."""
   (*_, q_tokens, q_numbers), (*_, k_tokens, k_numbers) = queries, keys
   tiles = _tiles(plan, q_tokens, q_numbers, k_tokens, k_numbers)
@@ -283,7 +288,7 @@ def _tiles(plan, q_tokens, q_numbers, k_tokens, k_numbers) -> list[TileList]:
   return tiles_of_blocks(pattern, q, k, max_tiles)
 
 
-def _moved(plan: _RingPlan, arrays: Any, places: int) -> Any:
+def _moved(plan: _RingPlan, arrays: Tree, places: int) -> Tree:
   """Returns the arrays of the device that is `places` places before."""
   n = plan.split.num_parts
   if places % n == 0:
@@ -292,17 +297,17 @@ def _moved(plan: _RingPlan, arrays: Any, places: int) -> Any:
   return jax.lax.ppermute(arrays, plan.split.names, pairs)
 
 
-def _placed(plan: _RingPlan, arrays: Any) -> Any:
+def _placed(plan: _RingPlan, arrays: Tree) -> Tree:
   """Returns the blocks that the device computes with, given those of its own part, [blocks, ...]."""
   return _exchanged(plan, arrays, lambda pairs: pairs)
 
 
-def _returned(plan: _RingPlan, arrays: Any) -> Any:
+def _returned(plan: _RingPlan, arrays: Tree) -> Tree:
   """Returns the blocks of the device's own part, given the blocks that it computed with."""
   return _exchanged(plan, arrays, lambda pairs: [(there, here) for here, there in pairs])
 
 
-def _exchanged(plan: _RingPlan, arrays: Any, directed: Callable[[Any], Any]) -> Any:
+def _exchanged(plan: _RingPlan, arrays: Tree, directed: Callable[[Pairs], Pairs]) -> Tree:
   """Sends both halves of the blocks along the pairs (from, to) of the zigzag, as `directed`."""
   if not plan.route.zigzag:
     return arrays

@@ -8,16 +8,20 @@ of a table, and the kernel loops over their number.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.kernels.base import visible_tiles
 from t2x.layers.patterns.algebra import Pattern
 from t2x.layers.patterns.tiles import SKIP, Bounds
 from t2x.layers.tokens import RowLayout, Tokens
+
+Carry = TypeVar('Carry')
 
 
 @functools.partial(
@@ -33,11 +37,11 @@ class TileList:
     is_masked: whether the tiles need a mask.
   """
 
-  table: Any
-  count: Any
+  table: Leaf
+  count: Leaf | None
   is_masked: bool
 
-  def loop(self, visit: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
+  def loop(self, visit: Callable[[Array, Array, Carry], Carry], carry: Carry) -> Carry:
     """Loops over the tiles with `carry = visit(query block, key block, carry)` and returns the last carry."""
 
     def body(step, carry):
@@ -103,7 +107,7 @@ def tiles_of_blocks(pattern: Pattern, q: Bounds, k: Bounds, max_tiles: int) -> l
   return [tile_list for tile_list in lists if len(tile_list.table)]
 
 
-def _all_rows(condition: Any, size: int) -> Any:
+def _all_rows(condition: Array | np.ndarray, size: int) -> Array | np.ndarray:
   """Reduces a condition on tiles [#batch, #size] to [size]: whether it holds for every row of the batch."""
   if isinstance(condition, jax.Array):
     return jnp.broadcast_to(jnp.atleast_2d(condition).all(0), size)
@@ -111,7 +115,10 @@ def _all_rows(condition: Any, size: int) -> Any:
 
 
 def _tile_list(
-  candidates: np.ndarray, is_selected: Any, is_masked: bool, max_tiles: int | None = None
+  candidates: np.ndarray,
+  is_selected: Array | np.ndarray,
+  is_masked: bool,
+  max_tiles: int | None = None,
 ) -> TileList:
   if not isinstance(is_selected, jax.Array):
     return TileList(jnp.asarray(candidates[is_selected]), None, is_masked)

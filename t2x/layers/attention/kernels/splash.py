@@ -59,7 +59,8 @@ class Splash(Kernel):
   def supports(self, inputs: AttentionInputs) -> str | None:
     if (reason := not_tiled(inputs) or no_forward_mode('splash attention')) is not None:
       return reason
-    scores: Any = inputs.scores
+    scores = inputs.scores
+    assert isinstance(scores, DotProduct)
     terms = inputs.terms
     if terms is not None:
       return f'splash attention does not support position terms, but {terms.name} has them'

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t2x.base.step import is_plain
+from t2x.layers.arrays import Leaf
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -25,14 +26,16 @@ from t2x.layers.attention.kernels.base import (
   softmax_dtype,
   visible,
 )
+from t2x.layers.attention.kernels.schedule import Carry, TileList
 from t2x.layers.dtypes import with_rank
 from t2x.layers.keys import bernoulli, fold_in
 from t2x.layers.parameters import keep_probability
 from t2x.layers.patterns.algebra import Pattern
+from t2x.layers.tokens import Tokens
 
 
 def tile_dropout(
-  key: jax.Array, i: Any, j: Any, share: Any, shape: Sequence[int]
+  key: Array, i: Int[Array, ''], j: Int[Array, ''], share: Float[Array, ''], shape: Sequence[int]
 ) -> Float[Array, '...']:
   """Returns the dropout factors [batch, ...] of the probabilities of tile (i, j), which depend only on the keys of
   the rows and the tile: 1 / share with probability share, else 0."""
@@ -49,7 +52,7 @@ class Plan:
   k_block: int
   scale: float
   soft_cap: float | None
-  terms: Any
+  terms: jax.tree_util.PyTreeDef
   trained: tuple[bool, ...]
 
 
@@ -73,14 +76,14 @@ class Constants:
     share: probability of keeping an element, an array, so that functions are traced once for all rates.
   """
 
-  q_tokens: Any
-  k_tokens: Any
-  q_numbers: Any
-  k_numbers: Any
-  tiles: Any
-  fixed: Any
-  key: Any
-  share: Any
+  q_tokens: Tokens | None
+  k_tokens: Tokens | None
+  q_numbers: Leaf | None
+  k_numbers: Leaf | None
+  tiles: Sequence[TileList]
+  fixed: Sequence[Leaf]
+  key: Leaf | None
+  share: Leaf | None
 
 
 def split_inputs(
@@ -177,7 +180,9 @@ def attention_with_gradient(forward: Callable, backward: Callable) -> Callable:
   return attend_or_plain
 
 
-def start(q: Any, v: Any, sink: Any) -> tuple[Any, Any, Any]:
+def start(
+  q: Float[Array, '...'], v: Float[Array, '...'], sink: Float[Array, 'kv_heads groups'] | None
+) -> tuple[Array, Array, Array]:
   """Returns the state of the online softmax before the first tile: output, largest score and sum of each
   query."""
   rows, dtype = q.shape[:-1], softmax_dtype(q)
@@ -285,7 +290,7 @@ def sink_gradient(sink, logsumexp, weighted):
   return (-jnp.exp(logits - logsumexp) * weighted).sum((0, 1, 4))
 
 
-def _over_tiles(constants: Constants, visit: Callable, carry: Any) -> Any:
+def _over_tiles(constants: Constants, visit: Callable[..., Carry], carry: Carry) -> Carry:
   for tiles in constants.tiles:
 
     def visit_tile(i, j, carry, is_masked=tiles.is_masked):
@@ -329,7 +334,7 @@ def _dot(equation, a, b, dtype):
   return jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=dtype)
 
 
-def _split_blocks(x: Any, block: int, axis: int) -> Any:
+def _split_blocks(x: Array, block: int, axis: int) -> Array:
   """Pads `axis` with zeros to whole blocks and moves the blocks to the front."""
   num_blocks = -(-x.shape[axis] // block)
   padding = [(0, 0)] * x.ndim

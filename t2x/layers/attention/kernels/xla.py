@@ -44,7 +44,8 @@ class XLA(Kernel):
   def supports(self, inputs: AttentionInputs) -> str | None:
     if (reason := not_tiled(inputs)) is not None:
       return reason
-    scores: Any = inputs.scores
+    scores = inputs.scores
+    assert isinstance(scores, DotProduct)
     if scores.soft_cap is not None or scores.sink is not None:
       return 'it does not support soft caps and sinks'
     if inputs.has_dropout:
