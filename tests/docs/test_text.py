@@ -118,7 +118,7 @@ def test_interfaces_of_new_parts_have_the_methods_of_the_table():
   for row in rows[:-1] if not rows[-1] else rows:
     cells = re.split(r'(?<!\\)\|', row)
     names = re.findall(r'`([A-Z]\w+)`', cells[2])
-    kinds = [next(vars(m)[name] for m in modules if name in vars(m)) for name in names]
+    kinds = [next(getattr(m, name) for m in modules if name in dir(m)) for name in names]
     methods = re.findall(r'`(\w+)`', cells[3])
     assert all(any(hasattr(kind, method) for kind in kinds) for method in methods), row
     assert methods or 'a function' in cells[3], row
