@@ -108,4 +108,4 @@ if TYPE_CHECKING:
   from t2x.layers.wiring.residual import *
   from t2x.layers.wiring.residual_pair import *
 else:
-  __getattr__, __dir__ = exports(__name__)
+  __getattr__, __dir__ = exports(__name__, {'Source': 'write SourceSequence'})

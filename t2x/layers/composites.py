@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.interfaces import ExtrasSublayer, Source, Sublayer, Wiring
+from t2x.layers.interfaces import ExtrasSublayer, SourceSequence, Sublayer, Wiring
 from t2x.layers.positions.encoding import PositionEncoding, held_features
 
 T = TypeVar('T')
@@ -47,7 +47,7 @@ class Around(nnx.Module):
     batch: int,
     num_slots: int,
     dtype: DTypeLike = jnp.float32,
-    source: Source | None = None,
+    source: SourceSequence | None = None,
     **features: PositionEncoding,
   ) -> Any:
     """Returns the cache of the sublayer."""
@@ -101,7 +101,7 @@ def caches_of(
   batch: int,
   num_slots: int,
   dtype: DTypeLike,
-  source: Source | None,
+  source: SourceSequence | None,
   encoding: PositionEncoding | None,
 ) -> dict[str, Any]:
   """Returns the empty caches of sublayers by name, without those of parts that have no state.

@@ -32,7 +32,7 @@ __all__ = [
   'Norm',
   'Result',
   'Scores',
-  'Source',
+  'SourceSequence',
   'StreamEnds',
   'Sublayer',
   'Wiring',
@@ -45,7 +45,7 @@ __all__ = [
   meta_fields=['pattern'],
 )
 @dataclasses.dataclass(frozen=True)
-class Source:
+class SourceSequence:
   """Sequence that sublayers with 'source' in `reads` attend to, and what relates their queries to it.
 
   Attributes:
@@ -66,7 +66,7 @@ class Source:
   pattern: Pattern = Full()
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
-  def without_vectors(self) -> 'Source':
+  def without_vectors(self) -> 'SourceSequence':
     """Returns the source of calls whose caches hold everything computed from its vectors."""
     return dataclasses.replace(self, x=None, inputs=None, recorded={})
 
@@ -79,7 +79,7 @@ class Source:
     name = type(part).__name__
     if self.inputs is None or self.x is None:
       raise UserError(
-        f'{name} reads the inputs of the encoder, but Source.inputs is not set: use an EncoderDecoder'
+        f'{name} reads the inputs of the encoder, but SourceSequence.inputs is not set: use an EncoderDecoder'
       )
     if self.inputs.shape != self.x.shape:
       raise UserError(
@@ -129,7 +129,7 @@ class Call:
   tokens: Tokens
   pattern: Pattern = Full()
   encoding: PositionEncoding | None = None
-  source: Source | None = None
+  source: SourceSequence | None = None
   slots: Slots | None = None
   place: int = 0
   repeat: int | Int[Array, ''] = 0
@@ -207,7 +207,7 @@ class Sublayer(Protocol[CacheT]):
   def reads(self) -> frozenset[str]:
     """Fields of `Call` that it depends on: 'pattern', 'encoding' ('encoding.HOOK' for a single hook), 'source',
     'extras' (for an `ExtrasSublayer`), 'record.NAME' for each array that it can record, and 'source.NAME' for each
-    array that it reads of the layers of the encoder (`Source.recorded`).
+    array that it reads of the layers of the encoder (`SourceSequence.recorded`).
 
     'encoding.features' names the arrays per token of `PositionEncoding.prepare`: the cache of such a sublayer holds
     them, and its `init_cache` has an argument `encoding`, by name.
@@ -223,7 +223,7 @@ class Sublayer(Protocol[CacheT]):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> Cache | None:
     """Returns an empty cache for `batch` rows of `num_slots` tokens; None for a part without state.
 

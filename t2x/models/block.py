@@ -29,7 +29,7 @@ from t2x.layers import (
   PositionEncoding,
   PreNorm,
   Result,
-  Source,
+  SourceSequence,
   Sublayer,
   Tokens,
   Wiring,
@@ -141,7 +141,7 @@ class SublayerBlock(nnx.Module):
     return initial_extras(self.sublayers.values(), x)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> dict[str, Cache]:
     return caches_of(self.sublayers, batch, num_slots, dtype, source, self.encoding)
 
@@ -318,7 +318,7 @@ class ParallelBlock(SublayerBlock):
     return {_SUM: self.wiring}
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> dict[str, Cache]:
     caches = super().init_cache(batch, num_slots, dtype, source)
     return {_SUM: PartCaches(caches)} if caches else {}

@@ -21,7 +21,7 @@ from t2x.layers import (
   Pattern,
   PositionEncoding,
   Slots,
-  Source,
+  SourceSequence,
   Tokens,
   dropout,
   named_key,
@@ -122,7 +122,7 @@ class Encoder(nnx.Module):
     return min((length for length in lengths if length is not None), default=None)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> BodyCache:
     marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
     layers = self.stack.init_cache(batch, num_slots, dtype, source)
@@ -146,7 +146,7 @@ class Encoder(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    source: Source | None = None,
+    source: SourceSequence | None = None,
     *,
     tokens: Tokens | None = None,
     cache: BodyCache | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int
 
-from t2x.layers import Cache, Slots, Source
+from t2x.layers import Cache, Slots, SourceSequence
 from t2x.layers.attention.cache import MAX_COPIES, SharedSlots
 
 
@@ -23,7 +23,7 @@ class BodyCache(Cache):
 
   layers: Any
   slots: Slots
-  source: Source | None = None
+  source: SourceSequence | None = None
 
   def repeat(self, copies: int) -> 'BodyCache':
     return dataclasses.replace(super().repeat(copies), source=self.source)

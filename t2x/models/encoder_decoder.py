@@ -16,7 +16,7 @@ from t2x.layers import (
   Full,
   Pattern,
   PositionEncoding,
-  Source,
+  SourceSequence,
   TextEmbedding,
   TokenEmbedding,
   Tokens,
@@ -182,11 +182,11 @@ class EncoderDecoder(LogitModel):
       raise UserError(f'neither the encoder nor the decoder records {listed}')
     return own
 
-  def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
+  def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, SourceSequence]:
     embedded, tokens = self.source_embedder(source, tokens)
     needed = self.decoder.reads_of_source
     encoded = self.encoder(embedded, tokens=tokens, key=key, record=record | needed)
-    source = Source(
+    source = SourceSequence(
       encoded.x,
       tokens if encoded.tokens is None else encoded.tokens,
       self.source_encoding,

@@ -18,7 +18,7 @@ from t2x.layers import (
   PositionEncoding,
   Result,
   RowLayout,
-  Source,
+  SourceSequence,
   Tokens,
   named_key,
 )
@@ -132,7 +132,9 @@ class Funnel(WithoutCache, nnx.Module):
     check_unread(call, reads_of(self.blocks) - {'source'})
     results: dict[str, Result] = {}
 
-    def apply(name: str, part: LayerStack, x: Array, tokens: Tokens, source: Source | None = None):
+    def apply(
+      name: str, part: LayerStack, x: Array, tokens: Tokens, source: SourceSequence | None = None
+    ):
       reads = reads_of(part.blocks)
       own = dataclasses.replace(
         call,
@@ -148,7 +150,7 @@ class Funnel(WithoutCache, nnx.Module):
     tokens = call.tokens
     x = first = apply('stages.0', self.stages[0], x, tokens)
     for i, (pooling, encoding) in enumerate(zip(self.poolings, self.encodings, strict=True)):
-      source = Source(x, tokens, call.encoding if encoding is None else encoding)
+      source = SourceSequence(x, tokens, call.encoding if encoding is None else encoding)
       x, tokens = self.pool(x, tokens)
       x = apply(f'poolings.{i}', pooling, x, tokens, source)
       x = apply(f'stages.{i + 1}', self.stages[i + 1], x, tokens)

@@ -17,7 +17,7 @@ from t2x.layers import (
   Pattern,
   PositionEncoding,
   Result,
-  Source,
+  SourceSequence,
   TextEmbedding,
   Tokens,
   Wiring,
@@ -101,7 +101,7 @@ class Layer(Protocol):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> dict[str, Cache]:
     """Returns empty caches by sublayer, with everything that they compute from the source."""
     ...
@@ -145,7 +145,7 @@ class LayerStack(Protocol[CacheT]):
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> Any:
     """Returns empty caches of the layers, a list over `blocks`, with everything that they compute from the source."""
     ...
@@ -191,11 +191,11 @@ class Body(Protocol):
 
   @property
   def reads_of_source(self) -> frozenset[str]:
-    """Names of the arrays of the encoder's layers that its layers read (`Source.recorded`)."""
+    """Names of the arrays of the encoder's layers that its layers read (`SourceSequence.recorded`)."""
     ...
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> BodyCache:
     """Returns an empty cache for `num_slots` tokens of `batch` rows, with what layers compute from `source`."""
     ...
@@ -207,7 +207,7 @@ class Body(Protocol):
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    source: Source | None = None,
+    source: SourceSequence | None = None,
     *,
     tokens: Tokens | None = None,
     cache: BodyCache | None = None,

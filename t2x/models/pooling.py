@@ -14,7 +14,7 @@ from t2x.layers import (
   LayerNorm,
   MultiHeadAttention,
   Norm,
-  Source,
+  SourceSequence,
   Sublayer,
   Tokens,
   named_key,
@@ -109,7 +109,7 @@ class AttentionPool(nnx.Module):
       query = Tokens.row(1, segments=jnp.ones((1, 1), jnp.int32))
       tokens = Tokens.row(x.shape[1], segments=(segments != 0).astype(jnp.int32))
     first = broadcast(self.query[...], (len(x), 1, x.shape[-1]), x.dtype)
-    call = Call(query, key=named_key(key, 'attention'), source=Source(x, tokens))
+    call = Call(query, key=named_key(key, 'attention'), source=SourceSequence(x, tokens))
     y = self.attention(first, call).x
     call = Call(query, key=named_key(key, 'feed_forward'))
     return (y + self.feed_forward(self.norm(y), call).x)[:, 0]

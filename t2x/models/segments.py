@@ -22,8 +22,8 @@ from t2x.layers import (
   Result,
   RowLayout,
   Slots,
-  Source,
   SourceCache,
+  SourceSequence,
   Tokens,
 )
 from t2x.layers.composites import replace_parts
@@ -88,7 +88,7 @@ class Segments(nnx.Module):
     return Blocks(self.length, self.memory)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> Any:
     return self.stack.init_cache(batch, num_slots, dtype, source)
 
@@ -151,7 +151,9 @@ class Segments(nnx.Module):
     aux = dataclasses.replace(jax.tree.map(lambda a: a.sum(axis=0), aux), losses=losses)
     return Result(y.swapaxes(0, 1).reshape(batch, row, -1), aux=aux)
 
-  def _memories(self, x: Float[Array, 'batch length d_model'], source: Source | None) -> Any:
+  def _memories(
+    self, x: Float[Array, 'batch length d_model'], source: SourceSequence | None
+  ) -> Any:
     """Returns the caches of the stack, with an empty memory for each key/value cache of its own tokens."""
 
     def memory(cache: Cache) -> Cache:

@@ -21,7 +21,7 @@ from t2x.base.errors import UserError
 from t2x.base.hyperparameters import scalar
 from t2x.base.ranges import NonEmpty, Size, TunableRate
 from t2x.base.step import target
-from t2x.layers import Cache, Call, Pattern, Result, Source, StreamEnds, named_key, stacked
+from t2x.layers import Cache, Call, Pattern, Result, SourceSequence, StreamEnds, named_key, stacked
 from t2x.layers.arrays import Leaf
 from t2x.layers.building import LayerNumbers, Position, at_position, build_context, building
 from t2x.layers.composites import initial_extras, least_max_length, recorded_by, replace_parts
@@ -156,7 +156,7 @@ class Stack(nnx.Module):
       check_remat(remat, self.blocks)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> list[dict[str, Cache]]:
     """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...].
 

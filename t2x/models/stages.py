@@ -24,7 +24,7 @@ from t2x.layers import (
   Pattern,
   PositionEncoding,
   Result,
-  Source,
+  SourceSequence,
   Tokens,
   named_key,
 )
@@ -137,7 +137,7 @@ class Stages(nnx.Module):
     return [one for stage, own in pairs for one in stage.patterns(pattern & own)]
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> list[dict[str, Cache]]:
     """Returns the empty caches of all stages, one after another.
 

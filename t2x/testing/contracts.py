@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from t2x.base.errors import UserError
 from t2x.base.step import in_step
-from t2x.layers import Cache, Call, Causal, Ordered, RoPE, Slots, Source, Tokens
+from t2x.layers import Cache, Call, Causal, Ordered, RoPE, Slots, SourceSequence, Tokens
 from t2x.layers.attention.cache import SharedSlots
 from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
@@ -286,7 +286,7 @@ def undeclared_inputs_are_not_read(subject: Subject) -> None:
   undeclared = {
     'pattern': subject.call(pattern=Causal()),
     'encoding': subject.call(encoding=RoPE(subject.d_model, rngs=nnx.Rngs(0))),
-    'source': subject.call(source=Source(2.0 * subject.x, Tokens.row(subject.length))),
+    'source': subject.call(source=SourceSequence(2.0 * subject.x, Tokens.row(subject.length))),
   }
   for name, call in undeclared.items():
     if name not in subject.part.reads:

@@ -21,7 +21,7 @@ from t2x.layers import (
   PositionEncoding,
   Result,
   Slots,
-  Source,
+  SourceSequence,
   Sublayer,
   Tokens,
 )
@@ -75,10 +75,10 @@ class Subject:
     self.length = min(longest, self.part.max_length or longest)
     rng = np.random.default_rng(4)
     self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
-    self.source: Source | None = None
+    self.source: SourceSequence | None = None
     if 'source' in self.part.reads:
       x = jnp.asarray(rng.normal(size=(BATCH, 7, d_model)), jnp.float32)
-      self.source = Source(x, Tokens.row(7), inputs=jnp.roll(x, 1, axis=0))
+      self.source = SourceSequence(x, Tokens.row(7), inputs=jnp.roll(x, 1, axis=0))
     try:
       jax.eval_shape(lambda x: apply(self.part, x, self.call(pattern=Full())).x, self.x)
       self.pattern: Pattern = Full()
@@ -105,14 +105,14 @@ class Subject:
     call = Call(row, pattern or self.pattern, encoding, self.source)
     return dataclasses.replace(call, **fields)
 
-  def source_of(self, function: Callable[[Array], Array]) -> Source | None:
+  def source_of(self, function: Callable[[Array], Array]) -> SourceSequence | None:
     """Returns the source with a function applied to its vectors and inputs; None for a part that reads none."""
     if self.source is None:
       return None
     x, inputs = function(self.source.x), function(self.source.inputs)  # type: ignore[arg-type]
-    return Source(x, Tokens.row(x.shape[1]), inputs=inputs)
+    return SourceSequence(x, Tokens.row(x.shape[1]), inputs=inputs)
 
-  def packed_sources(self) -> tuple[Source | None, list[Source | None]]:
+  def packed_sources(self) -> tuple[SourceSequence | None, list[SourceSequence | None]]:
     """Returns the source as that of two examples, of 4 and 3 tokens, in each row, and those of the examples."""
     pieces = [self.source_of(lambda a: a[:, :4]), self.source_of(lambda a: a[:, 4:7])]
     if self.source is None:

@@ -25,15 +25,21 @@ INTERNAL = {
     'data.SeveralTexts',
     'layers.CompressedMemory',
   ),
-  *('layers.FlowState', 'layers.LoadRule', 'parallel.Cluster'),
+  *('layers.FlowState', 'layers.LoadRule', 'layers.Source', 'parallel.Cluster'),
 }
 
 
 def test_names_are_unique():
   """Over the core, samples and domains; protocols too, which no config names."""
   homes = collections.Counter(e.name for package in table.packages() for e in table.names(package))
-  # The protocol of sources of examples, and what a decoder reads of an encoder.
-  assert [name for name, count in homes.items() if count > 1] == ['Source']
+  assert [name for name, count in homes.items() if count > 1] == []
+
+
+def test_a_renamed_class_of_layers_is_an_error_with_the_new_name():
+  with pytest.raises(
+    ImportError, match=r'^t2x\.layers has no Source any more: write SourceSequence$'
+  ):
+    importlib.import_module('t2x.layers').__getattr__('Source')
 
 
 def test_packages_of_the_core_export_all_names():

@@ -15,7 +15,7 @@ from t2x.layers import (
   MultiHeadAttention,
   PositionEncoding,
   Result,
-  Source,
+  SourceSequence,
   Tokens,
   param,
   zeros,
@@ -100,7 +100,7 @@ def test_layers_add_up_the_gradients_of_what_they_share_in_float32(settings):
 
   def loss(arrays):
     stack, encoding, x = arrays
-    call = Call(tokens, Causal(), encoding, Source(x, tokens))
+    call = Call(tokens, Causal(), encoding, SourceSequence(x, tokens))
     return stack(jnp.zeros_like(x), call).x.astype(jnp.float32).sum()
 
   of_stack, encoding, source = jax.jit(jax.grad(loss))(in_bfloat16(arrays))
@@ -130,7 +130,7 @@ def test_segments_add_up_the_gradients_of_the_stack_in_float32(make):
   x = jax.random.normal(jax.random.key(0), (1, 2048, make.width))
 
   def loss(stack, x):
-    call = Call(Tokens.row(2048), Causal(), source=Source(x[:, :8], Tokens.row(8)))
+    call = Call(Tokens.row(2048), Causal(), source=SourceSequence(x[:, :8], Tokens.row(8)))
     y = stack(x, call).x.astype(jnp.float32)
     return (y * jnp.linspace(0.0, 1.0, make.width)[None, None]).sum()
 

@@ -19,7 +19,7 @@ from t2x.layers import (
   Full,
   FunnelPositions,
   MultiHeadAttention,
-  Source,
+  SourceSequence,
   Tokens,
 )
 from t2x.models import Block, Funnel, Stack, SublayerBlock
@@ -106,7 +106,7 @@ def test_layers_are_numbered_in_the_order_of_application(make):
     (2, {}, r'cannot pool a row of 2 tokens: use longer rows'),
     (8, {'tokens': Tokens(jnp.arange(8)[None])}, r'several packed examples: .*@FullRows'),
     (8, {'tokens': Tokens.row(8, grid=(2, 4))}, r'cannot pool the metadata grid'),
-    (8, {'source': Source(rows(), Tokens.row(8))}, 'does not read the source of a decoder'),
+    (8, {'source': SourceSequence(rows(), Tokens.row(8))}, 'does not read the source of a decoder'),
   ],
 )
 def test_calls_that_cannot_be_pooled_are_refused(make, length, fields, message):

@@ -18,7 +18,7 @@ from t2x.layers import (
   PreNorm,
   ReZero,
   SinusoidalGrid,
-  Source,
+  SourceSequence,
   TokenEmbedding,
   Tokens,
   initialized,
@@ -197,7 +197,7 @@ def on_images(model, key):
 
 def on_vectors(block, key):
   x = jnp.ones((2, 3, 16))
-  source = Source(x, Tokens.row(3)) if 'source' in block.reads else None
+  source = SourceSequence(x, Tokens.row(3)) if 'source' in block.reads else None
   block(x, Call(Tokens.row(3), Causal(), source=source, key=key))
 
 

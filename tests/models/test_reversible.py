@@ -28,7 +28,7 @@ from t2x.layers import (
   RMSNorm,
   RoPE,
   Sinusoidal,
-  Source,
+  SourceSequence,
   SwitchFeedForward,
   T5Bias,
   Tokens,
@@ -174,7 +174,7 @@ def test_gradients_with_shared_parameters(make):
 def test_gradients_of_the_bias_and_the_source_of_the_body(make):
   stack = built(make, block(cross=ATTENTION), num_layers=2)
   encoding = make.built(part(T5Bias, WIDTH, num_heads=4, bidirectional=False))
-  source = Source(jax.random.normal(jax.random.key(5), (2, 7, WIDTH)), Tokens.row(7))
+  source = SourceSequence(jax.random.normal(jax.random.key(5), (2, 7, WIDTH)), Tokens.row(7))
   call = Call(
     packed_and_padded(), Causal(), encoding=encoding, source=source, key=jax.random.key(3)
   )
@@ -332,7 +332,7 @@ def test_the_memory_of_segments_is_refused(make):
 
 
 def test_an_unread_source_is_refused(make):
-  call = Call(Tokens.row(LENGTH), Full(), source=Source(X, Tokens.row(LENGTH)))
+  call = Call(Tokens.row(LENGTH), Full(), source=SourceSequence(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='no block of this stack has cross-attention'):
     built(make)(X, call)
 

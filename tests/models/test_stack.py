@@ -10,7 +10,7 @@ from applying import applied
 
 from t2x.base.errors import UserError
 from t2x.base.step import in_step
-from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
+from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, SourceSequence, Tokens, Window
 from t2x.layers.keys import row_keys
 from t2x.models import ParallelBlock
 from t2x.models.remat import POLICIES
@@ -131,9 +131,9 @@ def test_a_block_refuses_a_context_that_it_would_not_read(make):
   block = make.built(functools.partial(make.block(), make.width))
   x = x_of(make)
   with pytest.raises(UserError, match='without cross-attention'):
-    applied(block, x, source=Source(x, Tokens.row(7)))
+    applied(block, x, source=SourceSequence(x, Tokens.row(7)))
   with pytest.raises(UserError, match='would be ignored'):
-    applied(build(make), x, source=Source(x, Tokens.row(7)))
+    applied(build(make), x, source=SourceSequence(x, Tokens.row(7)))
 
 
 def dropped_branches(outputs, x, branches):

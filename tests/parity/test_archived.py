@@ -19,7 +19,7 @@ from t2x.layers import (
   Full,
   LightweightConvolution,
   MultiHeadAttention,
-  Source,
+  SourceSequence,
   Tokens,
 )
 from tests.parity import archives
@@ -119,6 +119,6 @@ def test_scores_equal_joeynmt(scores, compared):
     # Their layers read one query at a time.
     context = torch.cat([theirs(q[:, i : i + 1], mask, v)[0] for i in range(LENGTH)], dim=1)
   expected = ours.out(jnp.asarray(context.numpy())[:, :, None])
-  source = Source(jnp.asarray(states), Tokens.row(7, segments=jnp.asarray(segments)))
+  source = SourceSequence(jnp.asarray(states), Tokens.row(7, segments=jnp.asarray(segments)))
   y, _ = applied(ours, jnp.asarray(X), source=source)
   compared(*system, y, expected, **TOLERANCE)

@@ -17,8 +17,8 @@ from t2x.layers import (
   GatedContext,
   MaxoutOutput,
   MeanVectors,
-  Source,
   SourceAttention,
+  SourceSequence,
   StateBeforeDecoder,
   StateOutput,
   Tokens,
@@ -141,7 +141,7 @@ def test_a_captioner_with_attention_equals_the_equations_of_the_paper(compared, 
   @jax.jit
   def found(part, x, grid):
     tokens = Tokens.row(LENGTH, segments=jnp.asarray(PRESENT, jnp.int32), right_padded=True)
-    source = Source(grid, Tokens.row(CELLS))
+    source = SourceSequence(grid, Tokens.row(CELLS))
     call = Call(tokens, Causal(), source=source, record=frozenset({'probabilities'}))
     result = part(x, call)
     penalty = result.aux.losses['doubly_stochastic'].mean()

@@ -24,7 +24,7 @@ from t2x.layers import (
   LearnedPositions,
   MultiHeadAttention,
   PostNorm,
-  Source,
+  SourceSequence,
   Tokens,
   relu,
 )
@@ -104,7 +104,7 @@ def test_a_decoder_layer_of_detr_equals_transformers(compared):
   @jax.jit
   def weighted(block, x, source, own, of_source):
     tokens = Tokens.row(PIXELS, segments=jnp.asarray(SEGMENTS))
-    call = Call(Tokens.row(QUERIES), Full(), own, Source(source, tokens, of_source))
+    call = Call(Tokens.row(QUERIES), Full(), own, SourceSequence(source, tokens, of_source))
     y = block(x, call).x
     return (y * WEIGHTS).sum(), y
 

@@ -18,7 +18,7 @@ from t2x.layers import (
   LastVector,
   MaxoutOutput,
   RecurrentDecoder,
-  Source,
+  SourceSequence,
   StateBeforeDecoder,
   Tokens,
 )
@@ -82,7 +82,7 @@ def check(compare, ours, in_theirs, expected, alignments, gradients):
 
   @jax.jit
   def weighted(part, x, states):
-    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
+    source = SourceSequence(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
     record = frozenset({'probabilities'})
     result = part(x, Call(Tokens.row(LENGTH), Causal(), source=source, record=record))
     return (result.x * WEIGHTS).sum(), result
@@ -192,7 +192,7 @@ def test_a_decoder_with_the_state_before_equals_the_paper(compared, system):
 
   @jax.jit
   def weighted(part, x, states):
-    source = Source(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
+    source = SourceSequence(states, Tokens.row(5, segments=jnp.asarray(SEGMENTS)))
     y = part(x, Call(Tokens.row(LENGTH), Causal(), source=source)).x
     return (y * WEIGHTS).sum(), y
 

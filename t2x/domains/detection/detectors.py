@@ -21,7 +21,7 @@ from t2x.layers import (
   Norm,
   PatchEmbedding,
   PositionEncoding,
-  Source,
+  SourceSequence,
   lecun_normal,
   named_key,
   xavier_uniform,
@@ -257,7 +257,7 @@ class DETR(nnx.Module):
     queries = jnp.zeros((len(x), self.num_queries, x.shape[-1]), x.dtype)
     decoded = self.decoder(
       queries,
-      Source(encoded.x, tokens, self.source_encoding),
+      SourceSequence(encoded.x, tokens, self.source_encoding),
       key=named_key(key, 'decoder'),
       record=record | {'hidden'},
     )

@@ -15,7 +15,7 @@ from t2x.base.ranges import Size
 from t2x.domains.series.embeddings import CalendarEmbedding, ValueEmbedding, linear_values
 from t2x.domains.series.forecast_distributions import ForecastDistribution, StudentT
 from t2x.domains.series.forecasting import MeanScaler, Scaler, observed_values
-from t2x.layers import Initializer, Input, Linear, Source, Tokens, lecun_normal, named_key
+from t2x.layers import Initializer, Input, Linear, SourceSequence, Tokens, lecun_normal, named_key
 from t2x.layers.keys import fold_in, row_keys
 from t2x.models.bodies import Decoder, Encoder
 from t2x.models.interfaces import Body, Model, Output
@@ -139,13 +139,13 @@ class AutoregressiveForecaster(nnx.Module):
 
   def _encode(
     self, scaled: Array, calendar: Array, loc: Array, scale: Array, key: Array | None = None
-  ) -> tuple[Output, Source]:
+  ) -> tuple[Output, SourceSequence]:
     """Returns the output of the encoder, and the source of the decoder."""
     times = slice(max(self.lags), self.past)
     lagged = jnp.stack([scaled[:, times.start - lag : times.stop - lag] for lag in self.lags], -1)
     x = self._embedded(self.encoder_values, lagged, calendar[:, times], loc, scale)
     out = self.encoder(x, key=named_key(key, 'encoder'))
-    return out, Source(out.x, Tokens.row(self.context))
+    return out, SourceSequence(out.x, Tokens.row(self.context))
 
   def _parameters(self, x: Array, loc: Array, scale: Array) -> Array:
     raw = self.out(x).astype(jnp.float32)

@@ -13,7 +13,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.projections import Heads, head_projection, output_projection
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.parameters import Initializer, Linear
 from t2x.layers.patterns.algebra import Causal, Full, Pattern
 from t2x.layers.tokens import RowLayout, Tokens
@@ -72,7 +72,11 @@ class HeadProjections(nnx.Module):
     self.out = output_projection(heads.queries, d_model, out_init, out_bias, rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> Any:
     """Returns an empty cache; raises UserError if outputs of earlier tokens depend on all tokens of a row."""
     raise UserError(
@@ -142,7 +146,7 @@ def check_no_source(part: nnx.Module, call: Call) -> None:
     )
 
 
-def source_of(part: nnx.Module, source: Source | None) -> Source:
+def source_of(part: nnx.Module, source: SourceSequence | None) -> SourceSequence:
   """Returns the source of a call; raises UserError if there is none."""
   if source is None:
     raise UserError(

@@ -59,7 +59,7 @@ from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, Scores, SourceSequence, Sublayer
 from t2x.layers.parameters import Initializer
 from t2x.layers.positions.encoding import PositionEncoding, Projections
 from t2x.layers.tokens import Tokens
@@ -199,7 +199,7 @@ class MultiHeadAttention(nnx.Module):
     batch: int,
     num_slots: int,
     dtype: DTypeLike = jnp.float32,
-    source: Source | None = None,
+    source: SourceSequence | None = None,
     *,
     encoding: PositionEncoding | None = None,
   ) -> KeyValueCache | SourceCache:
@@ -211,7 +211,7 @@ class MultiHeadAttention(nnx.Module):
     features = {} if encoding is None else encoding.features
     return KeyValueCache.empty(batch, num_slots, self._stored_by.shapes, features, dtype)
 
-  def _source_cache(self, source: Source) -> SourceCache:
+  def _source_cache(self, source: SourceSequence) -> SourceCache:
     """Returns the keys and values of a source; keys are rotated by its encoding."""
     assert source.x is not None  # Caches are computed from vectors.
     own = Call(source.tokens, encoding=source.encoding)
@@ -312,7 +312,7 @@ class MultiHeadAttention(nnx.Module):
     return self._inputs(q, rotated, k, v, call, k_tokens), cache, extras
 
   def _source_inputs(
-    self, x: Array, source: Source, call: Call, cache: SourceCache | None
+    self, x: Array, source: SourceSequence, call: Call, cache: SourceCache | None
   ) -> AttentionInputs:
     """Inputs of cross-attention; beams that share a row of the source become queries of that row."""
     stored, encoding = self._stored_by, source.encoding

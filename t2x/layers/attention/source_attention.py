@@ -20,7 +20,7 @@ from t2x.layers.attention.projections import Heads
 from t2x.layers.attention.scores import AdditiveScores, DotProductScores
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Scores, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, Scores, SourceSequence, Sublayer
 from t2x.layers.mixers.initial_states import LastVector
 from t2x.layers.parameters import Initializer, Linear
 
@@ -39,7 +39,7 @@ class _OneHead(nnx.Module):
   max_length: int | None = None
   scores: Scores
 
-  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+  def keys_and_values(self, source: SourceSequence) -> tuple[Array, Array]:
     """Returns keys [batch, source, features] and values [batch, source, d_model]."""
     raise NotImplementedError
 
@@ -48,7 +48,11 @@ class _OneHead(nnx.Module):
     raise NotImplementedError
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> SourceCache:
     """Returns the keys and values of the source."""
     k, v = self.keys_and_values(source_of(self, source))
@@ -139,7 +143,7 @@ class SourceAttention(_OneHead):
       for name in 'qk'
     )
 
-  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+  def keys_and_values(self, source: SourceSequence) -> tuple[Array, Array]:
     assert source.x is not None  # Caches are computed from vectors.
     return source.x if self.k is None else self.k(source.x), source.x
 
@@ -164,7 +168,7 @@ class FixedVector(_OneHead):
     self.scores = DotProductScores(Heads(d_model, 1, 1, 1, d_model), rngs=rngs)
     self.vector = vector(d_model, rngs=rngs)
 
-  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+  def keys_and_values(self, source: SourceSequence) -> tuple[Array, Array]:
     assert source.x is not None  # Caches are computed from vectors.
     own = source.tokens.segments
     segments = jnp.ones((1, 1), jnp.int32) if own is None else own
@@ -215,7 +219,7 @@ class ConvS2SAttention(_OneHead):
     """Returns the input of the first layer; see `ExtrasSublayer`."""
     return {'first_input': x}
 
-  def keys_and_values(self, source: Source) -> tuple[Array, Array]:
+  def keys_and_values(self, source: SourceSequence) -> tuple[Array, Array]:
     assert source.x is not None  # Caches are computed from vectors.
     return source.x, 0.5**0.5 * (source.x + source.inputs_for(self))
 

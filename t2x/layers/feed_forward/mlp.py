@@ -13,7 +13,7 @@ from t2x.layers.caches import Cache
 from t2x.layers.constraints import constrain
 from t2x.layers.feed_forward.activations import gelu, silu
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Norm, Result, SourceSequence, Sublayer
 from t2x.layers.norms import norm_over
 from t2x.layers.parameters import Initializer, Linear, dropout, with_defaults
 
@@ -28,7 +28,7 @@ class FeedForward(nnx.Module):
   max_length: int | None = None
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike, source: Source | None = None
+    self, batch: int, num_slots: int, dtype: DTypeLike, source: SourceSequence | None = None
   ) -> None:
     """Returns None: the layer keeps no state between calls."""
 

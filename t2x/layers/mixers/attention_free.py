@@ -20,7 +20,7 @@ from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import normal
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.patterns.algebra import Causal
 from t2x.layers.tokens import Tokens, rows_at
@@ -153,7 +153,11 @@ class AttentionFree(HeadProjections):
     self.max_length = self.bias.max_length
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> Sums:
     """Returns empty sums, in float32 and of a size that does not depend on `num_slots`.
 

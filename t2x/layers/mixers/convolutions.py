@@ -23,7 +23,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import variance_scaling, xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.parameters import Initializer, Linear, dropout, param
 from t2x.layers.patterns.algebra import Causal, Pattern, mark_names
 from t2x.layers.patterns.ordered import check_row_order
@@ -74,7 +74,11 @@ class _Convolution(nnx.Module):
     raise NotImplementedError
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
     return RecentTokens.empty(batch, self.kernel_size - 1, (self.d_model,), dtype)
@@ -214,7 +218,11 @@ class GatedConvolution(nnx.Module):
     self.gates = (linear or Linear)((kernel_size, d_model), (2, d_model), axes, **settings)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
     size = self.dilation * (self.kernel_size - 1)

@@ -15,7 +15,7 @@ from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.mixers.feature_maps import DPFP, FeatureMap, features_of
 from t2x.layers.mixers.gated_delta import gated_delta_rule
 from t2x.layers.mixers.recurrence import LinearState
@@ -66,7 +66,11 @@ class FastWeights(HeadProjections):
     self.beta = Linear((d_model,), heads, axes, init=beta_init, use_bias=False, rngs=rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> LinearState:
     """Returns weights of 0, in float32 and of a size that does not depend on `num_slots`."""
     return self._empty(batch, Dtypes.reductions)

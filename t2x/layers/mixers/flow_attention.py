@@ -15,7 +15,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadFeatures, HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.caches import RecurrentState
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.mixers.linear_attention import visible_sums
 from t2x.layers.mixers.recurrence import LinearState
 
@@ -64,7 +64,11 @@ class FlowAttention(HeadProjections):
     self.chunk = chunk
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> FlowState:
     """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     dim = self.head_dim

@@ -18,7 +18,7 @@ from t2x.layers.caches import RecurrentState
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, exact_einsum
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, causal_taps
 from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrence, split
 from t2x.layers.norms import RMSNorm, norm_over
@@ -108,7 +108,11 @@ class GatedDeltaNet(HeadProjections):
     self.norm = norm_over('head_dim', RMSNorm, self.head_dim, rngs)
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> DeltaCache:
     """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""
     features = 3, self.num_heads, self.head_dim

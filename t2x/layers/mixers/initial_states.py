@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Source
+from t2x.layers.interfaces import SourceSequence
 from t2x.layers.mixers.recurrence import last_segment
 from t2x.layers.parameters import Initializer, Linear
 
@@ -30,7 +30,7 @@ class InitialState(nnx.Module):
   reads: frozenset[str] = frozenset({'source'})
 
   def __call__(
-    self, source: Source, segments: Int[Array, 'batch length'], num_vectors: int
+    self, source: SourceSequence, segments: Int[Array, 'batch length'], num_vectors: int
   ) -> tuple[Vectors, ...]:
     """Returns the vectors of the initial state of a decoder of each of these segments."""
     raise NotImplementedError
@@ -59,7 +59,7 @@ class LastVector(InitialState):
     )
 
   def vector(
-    self, source: Source, is_own: Bool[Array, 'batch length source']
+    self, source: SourceSequence, is_own: Bool[Array, 'batch length source']
   ) -> Float[Array, 'batch length d_model']:
     """Returns s, where `is_own` marks the tokens of the source of each segment."""
     places = jnp.where(is_own, jnp.arange(is_own.shape[2])[None, None], 0)
@@ -150,8 +150,8 @@ class FinalStates(InitialState):
     states = source.recorded.get('states')
     if states is None:
       raise UserError(
-        'FinalStates reads the states of a recurrent encoder, but Source.recorded has none: use it in the decoder of '
-        'an EncoderDecoder whose encoder has @Recurrent layers'
+        'FinalStates reads the states of a recurrent encoder, but SourceSequence.recorded has none: use it in the '
+        'decoder of an EncoderDecoder whose encoder has @Recurrent layers'
       )
     layers, vectors = states.shape[1], states.shape[3]
     if layers * vectors != num_vectors:
@@ -168,7 +168,7 @@ class FinalStates(InitialState):
 
 
 def _own(
-  source: Source, segments: Int[Array, 'batch length']
+  source: SourceSequence, segments: Int[Array, 'batch length']
 ) -> Bool[Array, 'batch length source']:
   """Returns which tokens of the source belong to each segment."""
   assert source.x is not None  # The cache of a decoder starts with the initial state.
@@ -179,14 +179,18 @@ def _own(
   return jnp.broadcast_to(is_own, shape)
 
 
-def _at(source: Source, places: Int[Array, 'batch length']) -> Float[Array, 'batch length d_model']:
+def _at(
+  source: SourceSequence, places: Int[Array, 'batch length']
+) -> Float[Array, 'batch length d_model']:
   """Returns the vectors of the source at these places."""
   assert source.x is not None
   return jnp.take_along_axis(source.x, places[:, :, None], axis=1)
 
 
 def of_last_segment(
-  initial: InitialState | None, source: Source, zeros: tuple[Float[Array, 'batch d_model'], ...]
+  initial: InitialState | None,
+  source: SourceSequence,
+  zeros: tuple[Float[Array, 'batch d_model'], ...],
 ) -> tuple[tuple[Float[Array, 'batch d_model'], ...], Int[Array, ' batch']]:
   """Returns the initial state of a decoder of the last segment of each row of the source, and the segment.
 

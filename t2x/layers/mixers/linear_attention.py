@@ -14,7 +14,7 @@ from t2x.base.ranges import Size
 from t2x.layers.attention.head_projections import HeadProjections, Hidden
 from t2x.layers.attention.kernels.base import softmax_dtype
 from t2x.layers.dtypes import exact_einsum
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.mixers.feature_maps import EluPlusOne, FeatureMap, features_of
 from t2x.layers.mixers.recurrence import (
   Decay,
@@ -65,7 +65,11 @@ class LinearAttention(HeadProjections):
     self.chunk = chunk
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> LinearState:
     """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     return LinearState.empty(batch, self.num_heads, self.features.num_features, self.head_dim + 1)

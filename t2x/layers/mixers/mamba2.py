@@ -17,7 +17,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, xavier_uniform, zeros
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, causal_taps
 from t2x.layers.mixers.gated_delta import (
   DeltaCache,
@@ -122,7 +122,11 @@ class Mamba2(nnx.Module):
     )
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> DeltaCache:
     """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""
     features = self.num_heads * self.head_dim + 2 * self.num_groups * self.state_dim

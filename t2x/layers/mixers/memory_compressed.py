@@ -23,7 +23,7 @@ from t2x.layers.attention.head_projections import (
 from t2x.layers.attention.kernels import AttentionInputs, Auto, DotProduct, Kernel
 from t2x.layers.caches import Cache
 from t2x.layers.initializers import lecun_normal, zeros
-from t2x.layers.interfaces import Call, Result, Source
+from t2x.layers.interfaces import Call, Result, SourceSequence
 from t2x.layers.parameters import Initializer, param
 from t2x.layers.products import broadcast
 from t2x.layers.tokens import Tokens, check_slots, to_blocks
@@ -101,7 +101,11 @@ class MemoryCompressedAttention(HeadProjections):
     self.v_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> 'CompressedMemory':
     """Returns an empty memory for the blocks of `num_slots` tokens."""
     shape = batch, -(-num_slots // self.ratio), self.num_heads, self.head_dim

@@ -18,7 +18,7 @@ from t2x.layers.building import build_context
 from t2x.layers.caches import RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.keys import named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, run
 from t2x.layers.mixers.initial_states import InitialState, of_last_segment
@@ -107,7 +107,11 @@ class Recurrent(nnx.Module):
     return fields if self.initial is None else fields | self.initial.reads
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> CellState:
     """Returns the initial state, whose size does not depend on `num_slots`."""
     if self.backward is not None:

@@ -20,7 +20,7 @@ from t2x.layers.caches import Cache, RecurrentState
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, float32_sums
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.keys import fold_in, named_key
 from t2x.layers.mixers.cells import Cell, LSTMCell, StackedCells
 from t2x.layers.mixers.initial_states import InitialState, LastVector, of_last_segment
@@ -98,7 +98,11 @@ class RecurrentDecoder(nnx.Module):
     return own if self.initial is None else own | self.initial.reads
 
   def init_cache(
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> DecoderState:
     """Returns the initial state, of rows with one segment, and the cache of the attention."""
     source = source_of(self, source)

@@ -16,7 +16,7 @@ from t2x.layers.attention.kernels.base import check_reads
 from t2x.layers.building import given
 from t2x.layers.caches import Cache
 from t2x.layers.composites import Around
-from t2x.layers.interfaces import Call, Result, Source, Sublayer
+from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, is_visible, taps_before
 from t2x.layers.patterns.algebra import Full, Pattern
 from t2x.layers.tokens import Tokens
@@ -73,7 +73,11 @@ class TokenShift(Around):
     return (self.sublayer.reads | {'pattern'}) - {'encoding.features'}
 
   def init_cache(  # type: ignore[override]  # Its sublayer reads no features.
-    self, batch: int, num_slots: int, dtype: DTypeLike = jnp.float32, source: Source | None = None
+    self,
+    batch: int,
+    num_slots: int,
+    dtype: DTypeLike = jnp.float32,
+    source: SourceSequence | None = None,
   ) -> ShiftCache:
     """Returns an empty cache for the previous token, with that of the sublayer."""
     recent = RecentTokens.empty(batch, 1, (self.d_model,), dtype)

@@ -33,7 +33,7 @@ from t2x.layers.interfaces import (
   Call,
   Norm,
   Result,
-  Source,
+  SourceSequence,
   Sublayer,
   Wiring,
   reads_encoding,
@@ -91,7 +91,7 @@ class _Parts(nnx.Module):
     batch: int,
     num_slots: int,
     dtype: DTypeLike,
-    source: Source | None = None,
+    source: SourceSequence | None = None,
     *,
     encoding: PositionEncoding | None = None,
   ) -> PartCaches | None:

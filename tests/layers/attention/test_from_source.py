@@ -24,7 +24,7 @@ from t2x.layers import (
   RMSNorm,
   RoPE,
   Sequential,
-  Source,
+  SourceSequence,
   T5Bias,
   Tokens,
   TokenShift,
@@ -50,17 +50,19 @@ def cross_attention(width, *, rngs, **settings):
 def test_cross_attention_reads_the_context_and_skips_its_padding():
   attention = build(cross_attention)
   segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-  y, _ = attend(attention, X, source=Source(SOURCE, Tokens.row(5, segments=segments)))
+  y, _ = attend(attention, X, source=SourceSequence(SOURCE, Tokens.row(5, segments=segments)))
   mask = np.asarray(segments, bool)[:, None, :]
   np.testing.assert_allclose(y, oracle(attention, X, SOURCE, mask, 0.5), atol=1e-5)
 
 
 def test_the_cache_of_a_source_equals_no_cache():
   attention = build(cross_attention, num_kv_heads=2, qk_norm=RMSNorm)
-  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  source = SourceSequence(
+    SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+  )
   cache = attention.init_cache(BATCH, 9, source=source)
   expected, nothing = attend(attention, X, source=source)
-  y, same = attend(attention, X, cache=cache, source=Source(None, source.tokens))
+  y, same = attend(attention, X, cache=cache, source=SourceSequence(None, source.tokens))
   np.testing.assert_allclose(y, expected, atol=1e-6)
   assert nothing is None
   jax.tree.map(np.testing.assert_array_equal, same, cache)
@@ -69,7 +71,7 @@ def test_the_cache_of_a_source_equals_no_cache():
 @pytest.mark.parametrize('pattern', [Full(), Causal(), Window(3)], ids=str)
 def test_the_pattern_of_a_source_relates_queries_to_its_tokens(pattern):
   attention = build(cross_attention)
-  source = Source(SOURCE, Tokens.row(5), pattern=pattern)
+  source = SourceSequence(SOURCE, Tokens.row(5), pattern=pattern)
   mask = pattern.mask(LENGTH, 5)
   rows = mask.any(axis=-1)
   y, _ = attend(attention, X, pattern=Full(), source=source)
@@ -88,7 +90,7 @@ ENCODINGS_OF_PAIRS = {
 def test_the_encoding_of_a_source_is_that_of_self_attention_if_it_is_the_own_sequence(name):
   encoding = ENCODINGS_OF_PAIRS[name](rngs=nnx.Rngs(0))
   expected, _ = attend(build(), X, pattern=Full(), encoding=encoding)
-  cross, source = build(cross_attention), Source(X, Tokens.row(LENGTH), encoding)
+  cross, source = build(cross_attention), SourceSequence(X, Tokens.row(LENGTH), encoding)
   y, _ = attend(cross, X, source=source, encoding=encoding)
   np.testing.assert_allclose(y, expected, atol=1e-5)
   # Queries that share a row of a cached source, as those of beams do.
@@ -99,7 +101,7 @@ def test_the_encoding_of_a_source_is_that_of_self_attention_if_it_is_the_own_seq
 
 
 def test_an_encoding_of_the_own_tokens_does_not_relate_them_to_a_source():
-  attention, source = build(cross_attention), Source(SOURCE, Tokens.row(5))
+  attention, source = build(cross_attention), SourceSequence(SOURCE, Tokens.row(5))
   expected, _ = attend(attention, X, source=source)
   for name in ENCODINGS_OF_PAIRS:
     encoding = ENCODINGS_OF_PAIRS[name](rngs=nnx.Rngs(0))
@@ -109,20 +111,22 @@ def test_an_encoding_of_the_own_tokens_does_not_relate_them_to_a_source():
 
 def test_copies_of_a_row_share_the_keys_of_its_source():
   attention = build(cross_attention, num_kv_heads=2)
-  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  source = SourceSequence(
+    SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]))
+  )
   cache = attention.init_cache(BATCH, 9, source=source)
   copies = jnp.repeat(X, 3, axis=0) + 0.1 * jnp.arange(6.0)[:, None, None]
   assert cache.repeat(3) is cache and cache.take(jnp.arange(6)) is cache
   segments = jnp.repeat(source.tokens.segments, 3, axis=0)
-  repeated = Source(jnp.repeat(SOURCE, 3, axis=0), Tokens.row(5, segments=segments))
-  y, _ = attend(attention, copies, cache=cache, source=Source(None, source.tokens))
+  repeated = SourceSequence(jnp.repeat(SOURCE, 3, axis=0), Tokens.row(5, segments=segments))
+  y, _ = attend(attention, copies, cache=cache, source=SourceSequence(None, source.tokens))
   expected, _ = attend(attention, copies, source=repeated)
   np.testing.assert_allclose(y, expected, atol=1e-6)
 
 
 def test_self_attention_and_a_source_are_refused_and_cross_attention_without_one():
   with pytest.raises(UserError, match='attends to its own tokens and received a source'):
-    applied(build(), X, source=Source(X, Tokens.row(LENGTH)))
+    applied(build(), X, source=SourceSequence(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='attends to a source, but this model has no source'):
     applied(build(cross_attention), X)
   with pytest.raises(UserError, match='attends to a source, but this model has no source'):

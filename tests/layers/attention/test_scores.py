@@ -24,7 +24,7 @@ from t2x.layers import (
   JointNorm,
   MultiHeadAttention,
   RandomScores,
-  Source,
+  SourceSequence,
   Tokens,
   zeros,
 )
@@ -233,7 +233,9 @@ def test_a_scale_that_scores_do_not_read_is_refused():
     build(scores=CosineScores, scale=0.5)
   with pytest.raises(UserError, match='cross-attention'):
     random = functools.partial(RandomScores, max_length=LENGTH)
-    applied(build(reads_source=True, scores=random), X, source=Source(X, Tokens.row(LENGTH)))
+    applied(
+      build(reads_source=True, scores=random), X, source=SourceSequence(X, Tokens.row(LENGTH))
+    )
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, Auto()], ids=str)
@@ -298,9 +300,9 @@ def test_bilinear_scores_are_their_formula(kernel):
 def test_scores_of_a_source_read_its_keys_and_no_scale(scores):
   attention = build(reads_source=True, scores=scores)
   source = X[:, :5] + 1.0
-  call = {'source': Source(source, Tokens.row(5))}
+  call = {'source': SourceSequence(source, Tokens.row(5))}
   whole, _ = applied(attention, X, **call)
-  changed, _ = applied(attention, X, source=Source(source.at[:, 2].add(1.0), Tokens.row(5)))
+  changed, _ = applied(attention, X, source=SourceSequence(source.at[:, 2].add(1.0), Tokens.row(5)))
   assert jnp.abs(whole - changed).max() > 1e-3
   with pytest.raises(UserError, match='scale is not read'):
     build(scores=scores, scale=0.5)

@@ -22,8 +22,8 @@ from t2x.layers import (
   MultiHeadAttention,
   Parallel,
   Slots,
-  Source,
   SourceAttention,
+  SourceSequence,
   Tokens,
 )
 from t2x.layers.arrays import named_leaves
@@ -53,7 +53,7 @@ def test_attention_over_outputs_and_inputs_equals_the_equations_of_fairseq(compa
 
   @jax.jit
   def weighted(part, x, g, z, e):
-    source = Source(z, Tokens.row(SIZE, segments=SEGMENTS), inputs=e)
+    source = SourceSequence(z, Tokens.row(SIZE, segments=SEGMENTS), inputs=e)
     call = Call(Tokens.row(LENGTH), Causal(), source=source, extras={'first_input': g})
     y = part(x, call).x
     return (y * WEIGHTS).sum(), y
@@ -99,7 +99,7 @@ def test_attention_equals_the_equations_of_luong(name, compared):
 
   @jax.jit
   def weighted(part, h, s):
-    source = Source(s, Tokens.row(SIZE, segments=SEGMENTS))
+    source = SourceSequence(s, Tokens.row(SIZE, segments=SEGMENTS))
     y = part(h, Call(Tokens.row(LENGTH), Causal(), source=source)).x
     return (y * WEIGHTS).sum(), y
 
@@ -122,7 +122,7 @@ def test_attention_equals_the_equations_of_luong(name, compared):
 
 def decoded_equals_forward(block):
   """Checks a block token by token, with two beams of each row from the second token on."""
-  source = Source(Z, Tokens.row(SIZE, segments=SEGMENTS), inputs=E)
+  source = SourceSequence(Z, Tokens.row(SIZE, segments=SEGMENTS), inputs=E)
 
   def call(tokens, x, source, **settings):
     return Call(tokens, Causal(), source=source, extras=block.init_extras(x), **settings)
@@ -161,7 +161,7 @@ def test_cross_attention_beside_self_attention_is_their_sum_and_decodes():
   assert 'source' in block.reads
   decoded_equals_forward(block)
   parallel, tokens = block.sublayers['attention'], Tokens.row(LENGTH)
-  source = Source(Z, Tokens.row(SIZE, segments=SEGMENTS))
+  source = SourceSequence(Z, Tokens.row(SIZE, segments=SEGMENTS))
   y = parallel(X, Call(tokens, Causal(), source=source)).x
   own = parallel.own(X, Call(tokens, Causal())).x
   other = parallel.other(X, Call(tokens, source=source)).x
@@ -173,8 +173,8 @@ def test_inputs_of_another_length_or_none_are_refused():
   with pytest.raises(
     UserError, match=r'adds the inputs of the encoder \[2, 5, 8\] to its outputs \[2, 6, 8\]'
   ):
-    attention.init_cache(2, 4, source=Source(Z, Tokens.row(SIZE), inputs=E[:, :5]))
+    attention.init_cache(2, 4, source=SourceSequence(Z, Tokens.row(SIZE), inputs=E[:, :5]))
   with pytest.raises(
-    UserError, match=r'reads the inputs of the encoder, but Source\.inputs is not set'
+    UserError, match=r'reads the inputs of the encoder, but SourceSequence\.inputs is not set'
   ):
-    attention.init_cache(2, 4, source=Source(Z, Tokens.row(SIZE)))
+    attention.init_cache(2, 4, source=SourceSequence(Z, Tokens.row(SIZE)))

@@ -19,7 +19,7 @@ from t2x.layers import (
   LearnedValueResidual,
   MultiHeadAttention,
   Result,
-  Source,
+  SourceSequence,
   Tokens,
   ValueResidual,
 )
@@ -164,7 +164,7 @@ def test_cross_attention_is_refused():
   cross = functools.partial(MultiHeadAttention, num_heads=2, values=ValueResidual)
   stack = build(blocks=[functools.partial(block(), cross=cross)])
   with pytest.raises(UserError, match=r'leave it out of Block\.cross'):
-    applied(stack, X, pattern=Causal(), source=Source(X, Tokens.row(LENGTH)))
+    applied(stack, X, pattern=Causal(), source=SourceSequence(X, Tokens.row(LENGTH)))
 
 
 class Undeclared(FeedForward):

@@ -29,7 +29,7 @@ from t2x.layers import (
   NoBias,
   Prefix,
   RowLayout,
-  Source,
+  SourceSequence,
   Tokens,
   Window,
 )
@@ -85,7 +85,7 @@ def test_unsupported_patterns_are_refused(name, pattern):
 def test_a_source_is_refused(name):
   pattern = Causal() if name in ('gated DeltaNet', 'Mamba-2') else Full()
   with pytest.raises(UserError, match='attends to its own tokens and received a source'):
-    applied(build(name), X, pattern=pattern, source=Source(X, Tokens.row(LENGTH)))
+    applied(build(name), X, pattern=pattern, source=SourceSequence(X, Tokens.row(LENGTH)))
 
 
 @pytest.mark.parametrize('name', WITHOUT_CACHE)

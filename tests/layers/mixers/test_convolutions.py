@@ -16,7 +16,7 @@ from t2x.layers import (
   Global,
   LightweightConvolution,
   Prefix,
-  Source,
+  SourceSequence,
   Tokens,
   Window,
 )
@@ -108,7 +108,7 @@ def test_user_mistakes_are_errors():
   with pytest.raises(
     UserError, match='DynamicConvolution attends to its own tokens and received a source'
   ):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
+    applied(mixer, X, source=SourceSequence(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)
   with pytest.raises(UserError, match='kernel_size'):

@@ -10,7 +10,15 @@ from applying import applied, double, moved
 from flax import nnx
 
 from t2x.base.errors import UserError
-from t2x.layers import Causal, Full, GatedConvolution, Source, Tokens, WeightNormLinear, Window
+from t2x.layers import (
+  Causal,
+  Full,
+  GatedConvolution,
+  SourceSequence,
+  Tokens,
+  WeightNormLinear,
+  Window,
+)
 
 WIDTH, LENGTH = 4, 9
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
@@ -69,4 +77,6 @@ def test_its_weights_are_normalised_by_the_linear_function_that_it_is_given():
 
 def test_a_source_is_refused():
   with pytest.raises(UserError, match='GatedConvolution attends to its own tokens and received'):
-    applied(GatedConvolution(WIDTH, rngs=nnx.Rngs(0)), X, source=Source(X, Tokens.row(LENGTH)))
+    applied(
+      GatedConvolution(WIDTH, rngs=nnx.Rngs(0)), X, source=SourceSequence(X, Tokens.row(LENGTH))
+    )

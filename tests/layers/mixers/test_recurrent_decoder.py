@@ -30,8 +30,8 @@ from t2x.layers import (
   Recurrent,
   RecurrentDecoder,
   RoPE,
-  Source,
   SourceAttention,
+  SourceSequence,
   StackedCells,
   StateBeforeDecoder,
   TokenEmbedding,
@@ -107,7 +107,9 @@ def test_a_packed_document_sees_neither_state_nor_output_of_the_document_before(
 
   def output(x, source, segments):
     tokens = Tokens.row(x.shape[1], segments=jnp.asarray(segments))
-    return applied(decoder, x, tokens=tokens, pattern=Causal(), source=Source(source, tokens))[0]
+    return applied(
+      decoder, x, tokens=tokens, pattern=Causal(), source=SourceSequence(source, tokens)
+    )[0]
 
   packed = output(X, source, [[1, 1, 1, 2, 2], [1, 1, 1, 2, 2]])
   for own in (slice(0, 3), slice(3, 5)):
@@ -116,7 +118,7 @@ def test_a_packed_document_sees_neither_state_nor_output_of_the_document_before(
 
 
 def test_without_an_initial_part_the_state_starts_with_zeros():
-  source = Source(X, Tokens.row(5))
+  source = SourceSequence(X, Tokens.row(5))
   cache = RecurrentDecoder(WIDTH, initial=None, rngs=nnx.Rngs(0)).init_cache(2, 4, source=source)
   for leaf in jax.tree.leaves((cache.cell, cache.fed)):
     np.testing.assert_array_equal(leaf, 0)
@@ -131,10 +133,10 @@ def test_unsupported_calls_are_refused():
   with pytest.raises(UserError, match='attends to a source, but this model has no source'):
     applied(decoder, X, pattern=Causal())
   with pytest.raises(UserError, match='does not support the pattern'):
-    applied(decoder, X, pattern=Full(), source=Source(X, row))
+    applied(decoder, X, pattern=Full(), source=SourceSequence(X, row))
   with pytest.raises(UserError, match='reads no positions of the source, but there is RoPE'):
     encoding = RoPE(WIDTH, rngs=nnx.Rngs(0))
-    applied(decoder, X, pattern=Causal(), source=Source(X, row, encoding))
+    applied(decoder, X, pattern=Causal(), source=SourceSequence(X, row, encoding))
   with pytest.raises(UserError, match='SourceAttention cannot use RandomScores'):
     scores = part(RandomScores, max_length=8)
     SourceAttention(WIDTH, scores=scores, rngs=nnx.Rngs(0))
@@ -145,7 +147,7 @@ def test_without_an_initial_part_the_source_is_read_through_attention_alone(kind
   def outputs(x, initial):
     decoder = moved(kind(WIDTH, initial=initial, rngs=nnx.Rngs(0)))
     # Each token sees the source up to its own position.
-    source = Source(x, Tokens.row(5), pattern=Causal())
+    source = SourceSequence(x, Tokens.row(5), pattern=Causal())
     return applied(decoder, X, pattern=Causal(), source=source)[0][:, :2].sum()
 
   def gradient(initial):
@@ -158,7 +160,7 @@ def test_without_an_initial_part_the_source_is_read_through_attention_alone(kind
 
 def test_the_final_vector_of_both_directions_is_that_of_the_last_and_the_first_token():
   own = jnp.asarray([[1, 1, 0, 2, 2], [0, 1, 1, 1, 0]])
-  source = Source(X, Tokens.row(5, segments=own))
+  source = SourceSequence(X, Tokens.row(5, segments=own))
   initial = FinalVectors(WIDTH, use_bridge=False, rngs=nnx.Rngs(0))
   (found,) = initial(source, jnp.asarray([[1, 2], [1, 1]]), 1)
   half = WIDTH // 2
@@ -171,7 +173,7 @@ def test_final_states_are_those_of_the_same_layer_of_the_encoder():
   own = jnp.asarray([[1, 1, 0, 2, 2], [0, 1, 1, 1, 0]])
   # Two layers of h and c, of which the encoder records the first layer first.
   states = jax.random.normal(jax.random.key(1), (2, 2, 5, 2, WIDTH))
-  source = Source(X, Tokens.row(5, segments=own), recorded={'states': states})
+  source = SourceSequence(X, Tokens.row(5, segments=own), recorded={'states': states})
   last = part(LastVector, use_bridge=False)
   found = FinalStates(WIDTH, ends=last, rngs=nnx.Rngs(0))(source, jnp.asarray([[2], [1]]), 4)
   order = [(1, 0), (1, 1), (0, 0), (0, 1)]
@@ -182,11 +184,13 @@ def test_final_states_are_those_of_the_same_layer_of_the_encoder():
 
 def test_states_that_the_encoder_does_not_have_are_refused():
   decoder, row = RecurrentDecoder(WIDTH, initial=FinalStates, rngs=nnx.Rngs(0)), Tokens.row(5)
-  with pytest.raises(UserError, match=r'Source.recorded has none'):
-    applied(decoder, X, pattern=Causal(), source=Source(X, row))
+  with pytest.raises(UserError, match=r'SourceSequence.recorded has none'):
+    applied(decoder, X, pattern=Causal(), source=SourceSequence(X, row))
   with pytest.raises(UserError, match='2 layers of 2 vectors, but the state of the decoder has 2'):
     states = jnp.zeros((2, 2, 5, 2, WIDTH))
-    applied(decoder, X, pattern=Causal(), source=Source(X, row, recorded={'states': states}))
+    applied(
+      decoder, X, pattern=Causal(), source=SourceSequence(X, row, recorded={'states': states})
+    )
 
   def built(mixer, initial):
     layer = part(SublayerBlock, sublayers={'mixer': mixer}, wiring=Plain)
@@ -233,7 +237,9 @@ def test_dropout_between_cells_has_a_mask_for_each_step_and_row():
   decoder.out.bias[...] = jnp.zeros(WIDTH)
 
   def output(key):
-    return applied(decoder, X, pattern=Causal(), source=Source(X, Tokens.row(5)), key=key)[0]
+    return applied(decoder, X, pattern=Causal(), source=SourceSequence(X, Tokens.row(5)), key=key)[
+      0
+    ]
 
   h = jnp.arctanh(jnp.arctanh(output(None)))
   found = output(jax.random.key(0))
@@ -253,7 +259,9 @@ def test_steps_have_different_dropout_of_the_attention():
   decoder.cell.state.kernel[...] = jnp.zeros_like(decoder.cell.state.kernel)
 
   def output(key):
-    return applied(decoder, X, pattern=Causal(), source=Source(X, Tokens.row(5)), key=key)[0]
+    return applied(decoder, X, pattern=Causal(), source=SourceSequence(X, Tokens.row(5)), key=key)[
+      0
+    ]
 
   np.testing.assert_allclose(output(None), output(None)[:, :1].repeat(5, axis=1), atol=1e-6)
   steps = np.asarray(output(jax.random.key(0)))[0].round(5)
@@ -275,7 +283,9 @@ def test_the_penalty_and_the_initial_state_read_the_tokens_of_the_source_only():
 
   def results(x, length):
     row = Tokens.row(x.shape[1], segments=jnp.asarray([[1] * length + [0] * (x.shape[1] - length)]))
-    call = Call(Tokens.row(5), Causal(), source=Source(x, row), record=frozenset({'probabilities'}))
+    call = Call(
+      Tokens.row(5), Causal(), source=SourceSequence(x, row), record=frozenset({'probabilities'})
+    )
     result = jax.jit(lambda part, x: part(x, call))(decoder, X)
     return result.x, result.aux.losses['doubly_stochastic'], result.recorded['probabilities']
 
@@ -294,7 +304,7 @@ def test_captioning_parts_refuse_what_does_not_fit():
   with pytest.raises(UserError, match=r'MeanVectors.num_vectors = 1, but the state .* has 2'):
     one = part(MeanVectors, num_vectors=1)
     StateBeforeDecoder(WIDTH, initial=one, rngs=nnx.Rngs(0)).init_cache(
-      2, 4, source=Source(X, Tokens.row(5))
+      2, 4, source=SourceSequence(X, Tokens.row(5))
     )
   with pytest.raises(UserError, match=r'SourceAttention.use_bias has no effect'):
     SourceAttention(WIDTH, projections=('k',), use_bias=True, rngs=nnx.Rngs(0))

@@ -24,7 +24,7 @@ from t2x.layers import (
   Replace,
   RoPE,
   ShawPositions,
-  Source,
+  SourceSequence,
   Synthesizer,
   T5Bias,
   Tokens,
@@ -200,13 +200,13 @@ def test_attention_with_synthetic_scores_is_a_synthesizer(source):
     kwargs = {'pattern': Causal(), 'tokens': tokens}
     np.testing.assert_array_equal(run(attention, X, **kwargs)[0], run(mixer, X, **kwargs)[0])
   with pytest.raises(UserError, match='cross-attention'):
-    applied(attention, X, source=Source(X, Tokens.row(LENGTH)))
+    applied(attention, X, source=SourceSequence(X, Tokens.row(LENGTH)))
 
 
 def test_user_mistakes_are_errors():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
+    applied(mixer, X, source=SourceSequence(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='11 tokens is longer than the 10 positions of RandomScores'):
     applied(mixer, jnp.zeros((1, 11, WIDTH)))
   assert mixer.max_length == MAX_LENGTH

@@ -15,7 +15,7 @@ from t2x.layers import (
   Full,
   MultiHeadAttention,
   Result,
-  Source,
+  SourceSequence,
   Tokens,
   TokenShift,
 )
@@ -73,7 +73,7 @@ def test_the_sublayer_receives_the_shifted_input():
 
 def test_queries_of_a_source_are_shifted_and_cached():
   cross = functools.partial(FromSource, sublayer=functools.partial(MultiHeadAttention, num_heads=2))
-  shift, source = build(8, cross), Source(X[:, :4], Tokens.row(4))
+  shift, source = build(8, cross), SourceSequence(X[:, :4], Tokens.row(4))
   inputs, _ = applied(build(8), X, pattern=Causal())
   expected, _ = applied(shift.sublayer, inputs, source=source)
   y, _ = applied(shift, X, pattern=Causal(), source=source)
