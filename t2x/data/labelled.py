@@ -71,7 +71,7 @@ class LabelledPlan(Plan):
     counts['cut'] += sum(map(len, texts)) > room
     return self.padded(tokenizer.join(*_truncate(texts, room)))
 
-  def filled(self, values: Sequence[int] | np.ndarray) -> np.ndarray:
+  def filled(self, values: Sequence[object] | np.ndarray) -> np.ndarray:
     """Pads the values with zeros to the length of a row."""
     return padded(values, self.length)
 

@@ -102,7 +102,9 @@ def by_size(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iter
     yield batch
 
 
-def padded(values: Sequence[int] | np.ndarray, length: int, dtype: type = np.int32) -> np.ndarray:
+def padded(
+  values: Sequence[object] | np.ndarray, length: int, dtype: type = np.int32
+) -> np.ndarray:
   """Returns an array [length] that begins with the values and continues with zeros."""
   row: np.ndarray = np.zeros(length, dtype)
   row[: len(values)] = values

@@ -80,12 +80,12 @@ def sides(model: object) -> dict[str, Side]:
   }
 
 
-def class_logits(model: Any) -> Callable[[Array], Array] | None:
+def class_logits(model: object) -> Callable[[Array], Array] | None:
   """Returns the function from normalised hidden vectors [batch, length, width] to class logits [batch, classes];
   None if the model has no such classes."""
-  model = module_of(model)
-  has_classes = isinstance(model, InspectableModel) and 'class logits' in model.spec.outputs
-  return model.class_logits if has_classes else None
+  module = module_of(model)
+  has_classes = isinstance(module, InspectableModel) and 'class logits' in module.spec.outputs
+  return module.class_logits if has_classes else None
 
 
 def records_attention(body: Encoder | Decoder) -> bool:

@@ -54,7 +54,7 @@ def load_of_input(model: object, recorded: Mapping[str, np.ndarray]) -> tuple[Ex
 
 
 def load_of_rows(
-  model: Any,
+  model: object,
   task: Task,
   rows: Mapping[str, Sequence[Mapping[str, Any]]],
   num_rows: int,
@@ -105,7 +105,7 @@ def _recording(model: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _layers(
-  model: Any, recorded: Mapping[str, np.ndarray]
+  model: object, recorded: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, Float[np.ndarray, 'batch experts']]]:
   """Yields the load of the experts of each layer with the name of the layer, first layer first."""
   found = []

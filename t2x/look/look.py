@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +27,8 @@ from t2x.look.patterns import InteractionMatrix, matrices_of
 from t2x.models import Model
 from t2x.parallel import Placed, module_of
 from t2x.tasks.inspection import Inspection, in_order, source_readers
+
+T = TypeVar('T')
 
 __all__ = ['MAX_PATCHES', 'MAX_TOKENS', 'Look', 'look_at_image', 'look_at_pair', 'look_at_text']
 
@@ -391,5 +393,5 @@ def _matrices(
   return matrices_of({side: part.body.patterns for side, part in parts.items()}, length, tokens)
 
 
-def _present(results: Any) -> tuple[Any, ...]:
+def _present(results: Iterable[T | None]) -> tuple[T, ...]:
   return tuple(result for result in results if result is not None)

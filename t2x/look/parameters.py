@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +71,7 @@ class PositionVectors:
 
 def neighbours(
   name: str,
-  embedding: Any,
+  embedding: object,
   ids: Sequence[int] | Int[np.ndarray, ' length'],
   name_of: Callable[[int], str],
   count: int = 8,

@@ -270,6 +270,6 @@ def check_shardings(expected: object, state: object) -> None:
     )
 
 
-def _format(leaf: jax.Array) -> str:
+def _format(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
   spec = getattr(leaf.sharding, 'spec', leaf.sharding)
   return 'replicated' if leaf.sharding.is_fully_replicated else str(spec)

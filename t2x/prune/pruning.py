@@ -299,7 +299,7 @@ def _compare(
   batch = next(_batches(loaded, ranking.split, loaded.inference.batch_size))
 
   @jax.jit
-  def losses(params: Params, batch: Any) -> Any:
+  def losses(params: Params, batch: Mapping[str, jax.Array]) -> Any:
     masked = scaled(params, ranking.heads, masks)
     settings = task.sums, program.blueprint
     return tuple(row_losses(*settings, p, batch, program.layout) for p in (params, masked))

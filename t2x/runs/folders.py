@@ -256,7 +256,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
   return record if valid and abs(record['step']) < 2**53 else None
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
   return float(value) if is_number(value) else None
 
 

@@ -178,7 +178,7 @@ class Watcher:
 
   def _read(self, step: int) -> None:
     if self._loaded is None:
-      settings: Any = {'overrides': self.overrides, 'batch_size': self.batch_size}
+      settings: dict[str, Any] = {'overrides': self.overrides, 'batch_size': self.batch_size}
       self._loaded = load(self.folder, checkpoint=step, **settings)
     else:
       self._loaded = self._loaded.with_checkpoint(self.checkpoints, step)

@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -242,7 +241,7 @@ def _same_items(
   return {seed: scores for seed, (_, scores) in runs}
 
 
-def _check_sizes(table: Table, samples: Any, baseline: str) -> None:
+def _check_sizes(table: Table, samples: Collection[tuple[str, str]], baseline: str) -> None:
   for size, variant in samples:
     if (size, baseline) not in samples:
       raise UserError(

@@ -12,7 +12,7 @@ from t2x.base.text_table import fold, text_table
 from t2x.statistics.comparisons import MAX_SEEDS, Comparison
 from t2x.statistics.formats import decimals, more_seeds, number, probability
 from t2x.statistics.multipliers import Multipliers
-from t2x.statistics.referee import EFFECTS, SEEDS, Row, Ruling, test_name
+from t2x.statistics.referee import EFFECTS, SEEDS, Row, Ruling, SignalToNoise, test_name
 from t2x.statistics.summaries import Summary
 
 # Longest folder that is repeated in front of each name.
@@ -79,7 +79,7 @@ def _sentences(ruling: Ruling) -> list[str]:
   return lines
 
 
-def _signal(item: Any) -> str:
+def _signal(item: SignalToNoise) -> str:
   return (
     f'Signal to noise of {item.metric}: {item.ratio:.2g} (standard deviation of the variants {item.signal:.2g}, of a '
     f'run {item.noise:.2g}).'

@@ -119,5 +119,5 @@ class Ray(Engine):
     return [functools.partial(_is_over, ray, job) for job in jobs]
 
 
-def _is_over(ray: types.ModuleType, job: Any) -> bool:
+def _is_over(ray: types.ModuleType, job: object) -> bool:
   return bool(ray.wait([job], timeout=0)[0])

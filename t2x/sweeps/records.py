@@ -9,7 +9,7 @@ OUT/trials/ID/trial.json  written when the trial ends
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from t2x.base.errors import UserError
 from t2x.base.json_files import (
@@ -227,7 +227,7 @@ def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:
   return 'finished', outcome.reason
 
 
-def is_usable(value: object) -> bool:
+def is_usable(value: object) -> TypeGuard[float]:
   """Returns True if a metric is a finite number whose square does not overflow."""
   return is_number(value) and abs(value) < _LARGEST
 

@@ -32,8 +32,9 @@ from t2x.sweeps.trial import (
   train_trial,
 )
 from t2x.train import Program
+from t2x.train.params import Params
 from t2x.train.program import memory_of
-from t2x.train.step import TrainState
+from t2x.train.step import Batch, Scalars, TrainState
 
 log = logging.getLogger('t2x')
 
@@ -195,7 +196,13 @@ class VmappedStepper:
         self._inputs.clear()
 
   def step(
-    self, index: int, function: Callable, state: Any, frozen: Any, batch: Any, scalars: Any
+    self,
+    index: int,
+    function: Callable,
+    state: TrainState | _Row,
+    frozen: Params,
+    batch: Batch,
+    scalars: Scalars,
   ) -> Any:
     """Waits for the steps of all active trials, and returns the result of this trial.
 

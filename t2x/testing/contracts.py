@@ -383,7 +383,7 @@ def settings_change_something(subject: Subject) -> None:
     raise ContractViolation(f'{", ".join(dropped)} changed nothing')
 
 
-def _other_values(build: Any) -> dict[str, tuple[Any, ...]]:
+def _other_values(build: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
   """Returns values other than its own for each setting of a part that is a number or a switch."""
   bound = build.keywords if isinstance(build, functools.partial) else {}
   part = build.func if isinstance(build, functools.partial) else build

@@ -201,7 +201,7 @@ def cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
 
 
 def next_token(
-  subject: Subject, x: Any, positions: np.ndarray, cache: Cache | None, slots: Slots
+  subject: Subject, x: Array | np.ndarray, positions: np.ndarray, cache: Cache | None, slots: Slots
 ) -> tuple[Array, Cache | None, Slots]:
   """Returns the outputs [batch, d_model] for one more token `x` of each row, the new cache and slots."""
   tokens = Tokens(jnp.asarray(positions)[:, None], jnp.ones((len(x), 1), jnp.int32))

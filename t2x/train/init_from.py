@@ -233,7 +233,7 @@ class InitFrom:
   def _row(
     self,
     name: str,
-    leaf: jax.ShapeDtypeStruct,
+    leaf: jax.Array | jax.ShapeDtypeStruct,
     source: str | None,
     saved: Shape | None,
     entries: Shape | None,
@@ -271,7 +271,9 @@ class InitFrom:
     return Row(name, shape, source, saved, outcome, resizers[0], entries)
 
 
-def _resized_shape(resize: Resize, saved: Shape, leaf: jax.ShapeDtypeStruct) -> tuple[Shape, bool]:
+def _resized_shape(
+  resize: Resize, saved: Shape, leaf: jax.Array | jax.ShapeDtypeStruct
+) -> tuple[Shape, bool]:
   """Traces `resize`; returns the shape of its result, and whether the result is the unchanged `target`."""
   is_new = False
 

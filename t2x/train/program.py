@@ -115,7 +115,7 @@ class Program:
       name = f'a bucket of {type(task).__name__}.buckets'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
 
-  def _with_shardings(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
+  def _with_shardings(self, infos: Mapping[str, ParamInfo], tree: object) -> Any:
     """Adds shardings to the shapes in `tree`, whose dicts have parameter names as keys."""
     shardings = state_shardings(self.mesh, self.experiment.mesh.rules, infos, tree)
     return jax.tree.map(

@@ -41,10 +41,10 @@ class TrainState:
   """
 
   step: Any
-  params: Any
+  params: Params
   opt_state: Any
   key: Any
-  ema: object = None
+  ema: Params | None = None
 
   @property
   def eval_params(self) -> Any:

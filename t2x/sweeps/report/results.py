@@ -62,7 +62,7 @@ class Entry:
     """Returns the metric if the trial finished and the metric is a number."""
     if self.status != 'finished' or self.outcome is None:
       return None
-    value: Any = self.outcome.metrics.get(metric)
+    value = self.outcome.metrics.get(metric)
     return float(value) if is_usable(value) else None
 
 
