@@ -11,14 +11,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, TypeGuard, TypeVar, cast
 
 from t2x.base.errors import UserError, first_line, printable
 from t2x.base.external_files import read_bytes
 from t2x.base.files import write_atomically
-
-if TYPE_CHECKING:
-  from _typeshed import DataclassInstance
 
 T = TypeVar('T')
 # Annotation of text with newlines; all other text is a single line.
@@ -26,6 +23,12 @@ Lines = Annotated[str, 'several lines']
 
 # Larger integers cannot be sizes, counts or seeds, and do not fit into a float.
 _LARGEST = 2**63
+
+
+class _Dataclass(Protocol):
+  """An instance of any dataclass."""
+
+  __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class Damaged(UserError):
@@ -73,7 +76,7 @@ def read_json(path: Path) -> Any:
     raise Damaged(f'{path} is damaged: {reason}') from error
 
 
-def write_json(path: Path, content: 'DataclassInstance') -> None:
+def write_json(path: Path, content: _Dataclass) -> None:
   """Writes a dataclass as a JSON file; creates its folder."""
   path.parent.mkdir(parents=True, exist_ok=True)
   text = json.dumps(dataclasses.asdict(content), indent=1, ensure_ascii=False) + '\n'
