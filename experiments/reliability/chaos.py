@@ -242,9 +242,9 @@ class Chaos:
     return f'exit code 1, "No space left on device", "{good}"; resumed to the same end'
 
   def endured(self) -> str:
-    """Runs with `Trainer.failed_saves` while no checkpoint can be saved before step 24."""
+    """Runs with `Trainer.max_failed_saves` while no checkpoint can be saved before step 24."""
     folder = self._new_folder('endured')
-    extra = ['--gin.Trainer.failed_saves=20']
+    extra = ['--gin.Trainer.max_failed_saves=20']
     process = TrainingProcess(self.name, folder, self.out, ('-c', NO_ROOM), extra)
     self._require(process.wait() == 0, process, 'the run did not continue after failed saves')
     count = process.stderr.count('training continues after failed save')

@@ -12,8 +12,11 @@ MOVED: Mapping[str, Mapping[str, Sequence[str]]] = {
   'MultiHeadAttention': {
     'head_norms': ('{part}.qk_norm = {value}',),
     'joint_qk_norm': ('{part}.qk_norm = @JointNorm', 'JointNorm.norm = {value}'),
-  }
+  },
+  'Trainer': {'failed_saves': ('{part}.max_failed_saves = {value}',)},
 }
+# Renamed settings, by part and name of today. Identities of trials hash the former name.
+FORMER: Mapping[str, Mapping[str, str]] = {'Trainer': {'max_failed_saves': 'failed_saves'}}
 # File name of the config in a run folder.
 STORED = 'config.gin'
 

@@ -18,7 +18,7 @@ from t2x.base.json_files import Damaged, dataclass_from_json, read_json, write_j
 from t2x.config.bindings import Scope
 from t2x.config.importing import COPIES
 from t2x.config.loading import Config
-from t2x.config.moved import MOVED
+from t2x.config.moved import FORMER, MOVED
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
@@ -94,6 +94,7 @@ def read_resolved(
     return None
   if not _is_tree(content.settings):
     raise Damaged(f'{path} is damaged: its settings have another form')
+  content = dataclasses.replace(content, settings=_renamed(content.settings))
   if _has_moved(content.settings):
     return None
   modules = {
@@ -112,6 +113,24 @@ def _has_copy(folder: Path, digest: str, source: ModuleSource) -> bool:
   except OSError:
     return False
   return digest_of(copy) == digest and only_moved_imports(copy, source.content)
+
+
+def _renamed(tree: Tree) -> Tree:
+  """Returns a recorded tree with the names of today of its settings."""
+  if isinstance(tree, list):
+    return [_renamed(item) for item in tree]
+  if not isinstance(tree, dict):
+    return tree
+  tree = {key: _renamed(item) for key, item in tree.items()}
+  if 'part' in tree:
+    today = {before: name for name, before in _former_names(tree).items()}
+    tree['values'] = {today.get(name, name): value for name, value in tree['values'].items()}
+    tree['own'] = [today.get(name, name) for name in tree['own']]
+  return tree
+
+
+def _former_names(tree: dict[str, Any]) -> Mapping[str, str]:
+  return FORMER.get(tree['part'].rpartition('.')[2], {})
 
 
 def _has_moved(tree: Tree) -> bool:
@@ -335,7 +354,9 @@ def _own(tree: Tree, path: str, restated: Collection[str]) -> Tree:
       for name in children
       if name[1:] in tree['own'] or any(map(_is_within(path + name), restated))
     ]
-    return [tree['part'], tree['built'], {name: within[name] for name in names}]
+    former = _former_names(tree)
+    keys = {name: f'.{former.get(name[1:], name[1:])}' for name in names}
+    return [tree['part'], tree['built'], {keys[name]: within[name] for name in names}]
   return [kind[0], [*within.items()]]
 
 

@@ -69,7 +69,7 @@ class Trainer:
     keep_last: number of newest checkpoints to keep.
     keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
     keep_best: number of best checkpoints to keep, by the task's metric.
-    failed_saves: maximum number of consecutive checkpoints that may fail to be saved, for example on a full
+    max_failed_saves: maximum number of consecutive checkpoints that may fail to be saved, for example on a full
       disk. Each is logged; one more ends the run with exit code 1, as does a failure of the last
       checkpoint or, with several processes, of any.
     num_workers: number of processes that prepare batches; 0 uses a thread.
@@ -107,7 +107,7 @@ class Trainer:
   keep_last: Count = 2
   keep_every: Natural = 0
   keep_best: Natural = 1
-  failed_saves: Natural = 0
+  max_failed_saves: Natural = 0
   num_workers: Annotated[int, Range('0 <= x <= 1024')] = 0
   nonfinite: OnNonFinite = Stop()
   rollback: Rollback | None = None

@@ -68,7 +68,7 @@ class TrainingRun(Inference):
       keep_every=self.trainer.keep_every,
       best_metric=task.best_metric,
       best_mode=task.best_mode,
-      failed_saves=self.trainer.failed_saves,
+      max_failed_saves=self.trainer.max_failed_saves,
     )
     self.stopping = self._early_stopping()
 

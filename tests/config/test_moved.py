@@ -50,6 +50,7 @@ def write(tmp_path):
       "decoder/MultiHeadAttention.head_norms = {'k': @PerHead}",
       "`decoder/MultiHeadAttention.qk_norm = {'k': @PerHead}`",
     ),
+    ('Trainer.failed_saves = 3', '`Trainer.max_failed_saves = 3`'),
   ],
 )
 def test_a_moved_setting_is_refused_in_one_line_with_the_new_lines(write, line, instead):
@@ -82,3 +83,18 @@ def test_a_run_resumes_whose_recorded_settings_have_moved(write, tmp_path):
   (tmp_path / RESOLVED).write_text(text)
   assert changed_settings(today, dict, file) == []
   assert changed_settings(read_config([write('')]), dict, file)
+
+
+def test_a_renamed_setting_keeps_the_identity_and_the_settings_of_a_run(write, tmp_path):
+  trainer = 'Experiment.trainer = @Trainer()\nTrainer:\n  num_steps = 2\n  batch_size = 2\n  optimizer = @AdamW()\n'
+  today = read_config([write(f'{trainer}Trainer.max_failed_saves = 3\n')])
+  # The identity of the same config at c8ae56e8, which had the former name.
+  assert config_lib.identity(today) == '36a122967552'
+  record_run(tmp_path, today, {})
+  path = tmp_path / RESOLVED
+  path.write_text(path.read_text().replace('max_failed_saves', 'failed_saves'))
+  file = write(f'{trainer}Trainer.failed_saves = 3\n', 'config.gin')
+  assert config_lib.diff(read_run_config(tmp_path), today) == []
+  assert changed_settings(today, dict, file) == []
+  (line,) = changed_settings(read_config([write(trainer)]), dict, file)
+  assert line == 'Experiment.trainer.max_failed_saves: 3 -> 0'

@@ -335,7 +335,7 @@ def test_a_rollback_to_a_damaged_checkpoint_uses_the_one_before(tmp_path):
 
 
 def test_a_run_whose_last_save_failed_is_not_finished(tmp_path, monkeypatch):
-  run = points(failed_saves=3, num_steps=12, checkpoint_every=5)
+  run = points(max_failed_saves=3, num_steps=12, checkpoint_every=5)
   real = orbax_files.save
 
   def save(manager, step, *rest):

@@ -41,15 +41,15 @@ class Checkpoints:
 
   Args:
     folder: created at the first save.
-    failed_saves: maximum number of consecutive saves that may fail. Each is logged; one more raises. With
+    max_failed_saves: maximum number of consecutive saves that may fail. Each is logged; one more raises. With
       several processes, the first failure raises.
     **retention: fields of `Retention`: which checkpoints are kept.
   """
 
-  def __init__(self, folder: Path | str, *, failed_saves: int = 0, **retention: Any):
+  def __init__(self, folder: Path | str, *, max_failed_saves: int = 0, **retention: Any):
     self.folder = Path(folder).absolute()
     self.retention = Retention(self.folder, **retention)
-    self.failed_saves = failed_saves
+    self.max_failed_saves = max_failed_saves
     self._manager: CheckpointManager | None = None
     self._saving, self._failures = False, 0
     # The error of the last save, if it failed and was tolerated.
@@ -96,7 +96,7 @@ class Checkpoints:
       metrics: metrics of an evaluation of this state, as in `attach`.
 
     Raises:
-      UserError: more than `failed_saves` consecutive saves failed; earlier checkpoints are intact.
+      UserError: more than `max_failed_saves` consecutive saves failed; earlier checkpoints are intact.
     """
     if metrics is not None:
       self.retention.check(metrics)
@@ -158,11 +158,11 @@ class Checkpoints:
   def _tolerate(self, error: UserError) -> None:
     """Logs the error of a failed save, or raises it if too many have failed."""
     self._failures += 1
-    if self._failures > self.failed_saves or jax.process_count() > 1:
+    if self._failures > self.max_failed_saves or jax.process_count() > 1:
       raise error
     self._unsaved = error
     message = 'training continues after failed save %d of at most %d in a row: %s'
-    log.warning(message, self._failures, self.failed_saves, error)
+    log.warning(message, self._failures, self.max_failed_saves, error)
 
   def wait(self) -> None:
     """Waits until the last save is on disk.

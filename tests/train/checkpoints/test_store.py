@@ -141,7 +141,7 @@ def save_at(checkpoints, state, step, loss):
 
 
 def test_metrics_of_a_checkpoint_that_could_not_be_saved_are_dropped(tmp_path, state, full_disk):
-  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=9)
+  checkpoints = Checkpoints(tmp_path, keep_last=9, max_failed_saves=9)
   save_at(checkpoints, state, 1, 1.0)
   large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
   with full_disk(1 << 16):
@@ -234,7 +234,7 @@ def test_the_state_of_another_optimizer_is_named_as_the_cause(tmp_path, tiny, st
 
 
 def test_a_full_disk_is_retried_the_requested_number_of_times(tmp_path, caplog, full_disk):
-  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=2)
+  checkpoints = Checkpoints(tmp_path, keep_last=9, max_failed_saves=2)
   large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
   checkpoints.save(1, large)
   checkpoints.wait()
@@ -259,7 +259,7 @@ def test_a_full_disk_is_retried_the_requested_number_of_times(tmp_path, caplog, 
 def test_a_last_save_that_fails_is_an_error_even_if_failures_are_tolerated(
   tmp_path, state, monkeypatch, how, full_disk
 ):
-  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=9)
+  checkpoints = Checkpoints(tmp_path, keep_last=9, max_failed_saves=9)
   save(checkpoints, state, [1.0])
   checkpoints.finish()
 
