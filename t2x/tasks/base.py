@@ -21,7 +21,7 @@ from t2x.decode.sampling import SampleSeed
 from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model
 from t2x.models.spec import check_named
-from t2x.tasks.distillation import Learner, check_teacher, distilled, teacher_weights_of
+from t2x.tasks.distillation import Learner, check_teacher, distilled, teacher_term_weights
 from t2x.tasks.former import check_hooks
 from t2x.tasks.output import TaskOutput
 
@@ -267,8 +267,10 @@ class Task(abc.ABC):
       model: the model's shapes.
       teacher: the shapes of `Experiment.teacher`, or None.
     """
-    if self.learner is not None:
-      check_teacher(self.learner, model, teacher)
+    learner = self.learner
+    if learner is not None:
+      if learner.distillation is not None or teacher is not None:
+        check_teacher(learner, model, teacher)
     elif teacher is not None:
       raise UserError(
         f'Experiment.teacher is set, but {type(self).__name__} does not support distillation: remove it'
@@ -305,7 +307,10 @@ class Task(abc.ABC):
 
     The train step calls it with the full batch of `batch`, and `sums` with each micro-batch.
     """
-    return {'loss': self.weighted_targets(batch).sum()} | teacher_weights_of(self.learner, batch)
+    weights, learner = {'loss': self.weighted_targets(batch).sum()}, self.learner
+    if learner is None or learner.distillation is None:
+      return weights
+    return weights | teacher_term_weights(learner, learner.distillation, batch)
 
   @abc.abstractmethod
   def sums(

@@ -159,23 +159,21 @@ def check_teacher(task: Learner, model: Any, teacher: Any) -> None:
   """Raises UserError if the teacher does not fit the task, or has other classes or another width than the model.
 
   Args:
-    task: the task.
+    task: the task; it has `distillation`, or there is a teacher.
     model: the model's shapes.
     teacher: the teacher's shapes; None without a teacher.
   """
   name = type(task).__name__
-  if task.distillation is None or teacher is None:
-    if teacher is not None:
-      raise UserError(
-        f'Experiment.teacher is set, but {name}.distillation is not: set it to @Distillation(), or '
-        'remove the teacher'
-      )
-    if task.distillation is not None:
-      raise UserError(
-        f'{name}.distillation is set, but Experiment.teacher is not: set it to @Teacher(), or remove '
-        'the distillation'
-      )
-    return
+  if task.distillation is None:
+    raise UserError(
+      f'Experiment.teacher is set, but {name}.distillation is not: set it to @Distillation(), or '
+      'remove the teacher'
+    )
+  if teacher is None:
+    raise UserError(
+      f'{name}.distillation is set, but Experiment.teacher is not: set it to @Teacher(), or remove '
+      'the distillation'
+    )
   try:
     task.check_model(teacher)
   except UserError as error:
@@ -204,15 +202,13 @@ def check_teacher(task: Learner, model: Any, teacher: Any) -> None:
     )
 
 
-def teacher_weights_of(
-  task: Learner | None, batch: Mapping[str, jax.Array]
+def teacher_term_weights(
+  task: Learner, distillation: TeacherLoss, batch: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-  """Returns the weights of the teacher's loss terms by name; empty without a teacher."""
-  if task is None or task.distillation is None:
-    return {}
+  """Returns the weights of the loss terms of `distillation` by name."""
   present = task.token_weights(batch)
   return {'distillation': task.teacher_weights(batch).sum()} | {
-    _hidden(name): present.sum() for name in task.distillation.hidden if present is not None
+    _hidden(name): present.sum() for name in distillation.hidden if present is not None
   }
 
 

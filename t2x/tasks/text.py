@@ -166,6 +166,8 @@ class TextTask(Task):
   def token_marks(self) -> Marks:
     """The marks of token ids by the setting `marks`; none are set before the task is bound, when programs are traced
     for shapes."""
+    if not self.marks:
+      return Marks()
     return marks_of(
       self.marks, self.tokenizer.tokenizer if isinstance(self.tokenizer, Fitted) else None
     )
@@ -182,12 +184,11 @@ class TextTask(Task):
       ids: the ids that the model gets, [batch, length], which are marked; None: the tokens of the batch.
     """
     ids = batch['tokens'] if ids is None else ids
-    if self.one_segment:
-      stored = 'positions' in self.plan.columns
-      encoded, marks = batch['positions'] if stored else None, self.token_marks.of_rows(ids)
+    segments, set_marks = None if self.one_segment else batch['segments'], self.token_marks
+    marks = set_marks.of_rows(ids, segments) if set_marks.functions else {}
+    if segments is None:
+      encoded = batch['positions'] if 'positions' in self.plan.columns else None
       return Tokens.row(ids.shape[1], encoded=encoded, marks=marks)
-    segments = batch['segments']
-    marks = self.token_marks.of_rows(ids, segments)
     return Tokens(batch['positions'], segments, marks=marks, layout=RowLayout.PACKED)
 
   @property
@@ -223,8 +224,10 @@ class TextTask(Task):
     """Also raises UserError if the token embedding is smaller than the vocabulary, for an auxiliary objective, if no
     pattern of the model reads a mark, or if a block attends to later tokens."""
     super().check_model(model)
-    check_auxiliaries(self.objectives, self, model)
-    check_marks(model, self.marks, type(self).__name__)
+    if self.objectives:
+      check_auxiliaries(self.objectives, self, model)
+    if self.marks:
+      check_marks(model, self.marks, type(self).__name__)
     if self.is_causal:
       length = self.spec(1)[self.target_segments].shape[1]
       check_causal(model, length, type(self).__name__, self.marks)
@@ -268,6 +271,8 @@ class TextTask(Task):
 
     `out` is the output of the model for the rows of the batch, and `key` as in `sums`.
     """
+    if not self.objectives:
+      return TaskOutput(metrics, out.aux)
     return with_auxiliaries(self.objectives, self, metrics, model, out, batch, key)
 
   def summarise(self, means, info=None):
