@@ -8,11 +8,13 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Natural, Positive, Size
+from t2x.base.step import target
 from t2x.layers import (
   Initializer,
   LayerNorm,
@@ -27,14 +29,19 @@ from t2x.layers import (
 from t2x.layers.attention.kernels.base import apply_soft_cap
 from t2x.layers.building import build_context
 from t2x.layers.constraints import constrain, num_parts
-from t2x.layers.dtypes import with_rank
+from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.embeddings.token_embeddings import float32_logits, round_up
 from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
-from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
+from t2x.models.loss_blocks import Chunk, block_sums
 from t2x.models.losses import classification_sums
 
 __all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']
+
+# Maximum bytes of the logits of a block on one device, by backend. Float32 logits of fewer bytes are computed at once.
+# The products of a block of 256 MiB are large enough to use a CPU fully (for 50,304 tokens of vocabulary, 1,334 rows),
+# and the gradient of the table, which each block reads and writes once, is smaller.
+BLOCK_BYTES = {'cpu': 2**28, 'gpu': 2**31, 'tpu': 2**28}
 
 
 class LogitHead(nnx.Module):
@@ -82,6 +89,23 @@ class LogitHead(nnx.Module):
     if chunk is None:
       return sums(x, labels, weights)
     return block_sums(sums, x, labels, weights, chunk, parts[1])
+
+
+def tokens_per_block(batch: int, length: int, vocab: int) -> int | None:
+  """Returns the number of tokens of each row in a block of at most `BLOCK_BYTES`; None: one block is enough.
+
+  Blocks have equal numbers of tokens, except the last block.
+
+  Args:
+    batch: number of rows on one device.
+    length: number of tokens of a row on one device.
+    vocab: number of logits of a token on one device.
+  """
+  logit_bytes = jnp.dtype(Dtypes.logits).itemsize
+  largest = max(1, BLOCK_BYTES[target()] // (logit_bytes * batch * vocab))
+  if largest >= length:
+    return None
+  return math.ceil(length / math.ceil(length / largest))
 
 
 def padded_size(vocab_size: int) -> int:

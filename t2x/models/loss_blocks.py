@@ -6,7 +6,6 @@ https://arxiv.org/abs/2410.10989). It is exact because the loss is a sum: its gr
 array is known up to the factor that the backward pass supplies.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,39 +16,17 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from t2x.base.ranges import Size
-from t2x.base.step import is_plain, target
+from t2x.base.step import is_plain
 from t2x.layers.dtypes import Dtypes, add_sums, zero_sums
 from t2x.models.losses import Sums
 
-# Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`tokens_per_block`).
+# Number of tokens of each row per block of the loss; None: all tokens; 'auto': by size (`LogitHead.chunk`).
 Chunk = Size | Literal['auto'] | None
-
-# Maximum bytes of the logits of a block on one device, by backend. Float32 logits of fewer bytes are computed at once.
-# The products of a block of 256 MiB are large enough to use a CPU fully (for 50,304 tokens of vocabulary, 1,334 rows),
-# and the gradient of the table, which each block reads and writes once, is smaller.
-BLOCK_BYTES = {'cpu': 2**28, 'gpu': 2**31, 'tpu': 2**28}
 
 LossSums = Callable[
   [Float[Array, 'batch tokens d_model'], Int[Array, 'batch tokens'], Float[Array, 'batch tokens']],
   Sums,
 ]
-
-
-def tokens_per_block(batch: int, length: int, vocab: int) -> int | None:
-  """Returns the number of tokens of each row in a block of at most `BLOCK_BYTES`; None: one block is enough.
-
-  Blocks have equal numbers of tokens, except the last block.
-
-  Args:
-    batch: number of rows on one device.
-    length: number of tokens of a row on one device.
-    vocab: number of logits of a token on one device.
-  """
-  logit_bytes = jnp.dtype(Dtypes.logits).itemsize
-  largest = max(1, BLOCK_BYTES[target()] // (logit_bytes * batch * vocab))
-  if largest >= length:
-    return None
-  return math.ceil(length / math.ceil(length / largest))
 
 
 def block_sums(

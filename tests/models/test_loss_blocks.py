@@ -12,8 +12,8 @@ from halved import Halved
 from t2x.base.hyperparameters import Hyperparameter
 from t2x.base.step import in_step
 from t2x.layers import TokenEmbedding, normal
-from t2x.models import LMHead, TiedHead, loss_blocks
-from t2x.models.loss_blocks import tokens_per_block
+from t2x.models import LMHead, TiedHead, heads
+from t2x.models.heads import tokens_per_block
 from t2x.train.logs.flops import _multiply_adds
 
 WIDTH, VOCAB, CAP = 8, 23, 2.0
@@ -162,8 +162,8 @@ def test_small_logits_are_computed_at_once_by_default(monkeypatch):
   whole = traced(chunk=None)
   assert traced() == traced(chunk='auto') == whole
   # Four tokens of each row are a block, of four rows or of the two of a device.
-  monkeypatch.setitem(loss_blocks.BLOCK_BYTES, 'cpu', 4 * 4 * 4 * VOCAB)
+  monkeypatch.setitem(heads.BLOCK_BYTES, 'cpu', 4 * 4 * 4 * VOCAB)
   assert traced() == traced(chunk=4) != whole
   assert traced(Halved()) == traced(Halved(), chunk=None)
-  monkeypatch.setitem(loss_blocks.BLOCK_BYTES, 'cpu', 3 * 2 * 4 * 12)
+  monkeypatch.setitem(heads.BLOCK_BYTES, 'cpu', 3 * 2 * 4 * 12)
   assert traced(Halved()) == traced(Halved(), chunk=3)
