@@ -12,10 +12,11 @@ from jaxtyping import Array, Float
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
 from t2x.layers.attention.cache import KeyValueCache
-from t2x.layers.attention.projections import Heads, head_projection
+from t2x.layers.attention.projections import Heads, head_projection, rotated_keys
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
+from t2x.layers.positions.encoding import PositionEncoding
 from t2x.layers.tokens import Tokens
 
 __all__ = ['KeyValues', 'LatentKeyValues', 'LowRankQueries', 'Queries', 'SharedValues']
@@ -226,31 +227,11 @@ class SharedValues(ProjectedKeyValues):
     return stored[0], jnp.tile(stored[1], (1, 1, self.sharing, 1))
 
 
-def with_addresses(x: Array, call: Call) -> Array:
-  """Returns the input of the query and key projections: `x` after the hook `address` of the encoding."""
-  return x if call.encoding is None else call.encoding.address(x, call.tokens)
-
-
-def rotated_queries(q: Array | None, call: Call, size: int | None) -> Array | None:
-  """Returns queries, or None, whose first `size` features (None: all) are rotated by the encoding of the call."""
-  encoding = call.encoding
-  if q is None or encoding is None or 'rotate' not in encoding.hooks:
-    return q
-  first = q if size is None else q[..., :size]
-  first = encoding.rotate(first, first, call.tokens, call.tokens)[0]
-  return first if size is None else jnp.concatenate([first, q[..., size:]], axis=-1)
-
-
-def rotated_keys(k: Array, call: Call) -> Array:
-  """Returns keys rotated by the encoding of the call."""
-  encoding = call.encoding
-  if encoding is None or 'rotate' not in encoding.hooks:
-    return k
-  return encoding.rotate(k, k, call.tokens, call.tokens)[1]
-
-
-def prepared(x: Array, call: Call, k_tokens: Tokens, cache: Any) -> tuple[Call, Tokens, Any]:
-  """Adds what the encoding of a call prepares from the input `x` of attention to the metadata of its tokens.
+def prepared(
+  x: Array, call: Call, encoding: PositionEncoding, k_tokens: Tokens, cache: Any
+) -> tuple[Call, Tokens, Any]:
+  """Adds what the encoding of a call, which has features, prepares from the input `x` of attention to the metadata of
+  its tokens.
 
   Returns:
     The call, the metadata of its keys, and the cache with the features of the call's tokens.
@@ -258,10 +239,7 @@ def prepared(x: Array, call: Call, k_tokens: Tokens, cache: Any) -> tuple[Call, 
   Raises:
     UserError: the cache does not hold features.
   """
-  encoding, slots = call.encoding, call.slots
-  if encoding is None or not encoding.features:
-    return call, k_tokens, cache
-  own = call
+  slots, own = call.slots, call
   if cache is not None:
     if not isinstance(cache, KeyValueCache) or not cache.features or slots is None:
       raise UserError(

@@ -39,9 +39,6 @@ from t2x.layers.attention.key_values import (
   Queries,
   Stored,
   prepared,
-  rotated_keys,
-  rotated_queries,
-  with_addresses,
 )
 from t2x.layers.attention.memory import PersistentMemory
 from t2x.layers.attention.projections import (
@@ -54,6 +51,9 @@ from t2x.layers.attention.projections import (
   normalized,
   output_projection,
   query_projection,
+  rotated_keys,
+  rotated_queries,
+  with_addresses,
 )
 from t2x.layers.attention.scores import DotProductScores
 from t2x.layers.attention.value_residual import Values
@@ -296,8 +296,8 @@ class MultiHeadAttention(nnx.Module):
       of_keys = dataclasses.replace(call, tokens=slots.tokens)
     k, v = source.project(x, of_keys)
     k_tokens = source.tokens(of_keys)
-    if encoding is not None:
-      call, k_tokens, cache = prepared(x, call, k_tokens, cache)
+    if encoding is not None and encoding.features:
+      call, k_tokens, cache = prepared(x, call, encoding, k_tokens, cache)
     extras: dict[str, Array] = {}
     if self.values is not None:
       v, extras = self.values(v, call)

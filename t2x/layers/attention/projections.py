@@ -1,4 +1,5 @@
-"""Settings of attention that can differ between queries, keys and values: norms of each head, and biases."""
+"""Projections of attention to queries, keys and values: their sizes, biases, norms of each head, and rotation by the
+position encoding of a call."""
 
 import dataclasses
 import functools
@@ -7,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.layers.building import given
-from t2x.layers.interfaces import Norm
+from t2x.layers.interfaces import Call, Norm
 from t2x.layers.keys import stacked
 from t2x.layers.norms import LayerNorm, RMSNorm, norm_over
 from t2x.layers.parameters import Initializer, Linear
@@ -264,6 +266,29 @@ def normalized(
   if norm is None:
     return x
   return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape) if joint else norm(x)
+
+
+def with_addresses(x: Array, call: Call) -> Array:
+  """Returns the input of the query and key projections: `x` after the hook `address` of the encoding."""
+  return x if call.encoding is None else call.encoding.address(x, call.tokens)
+
+
+def rotated_queries(q: Array | None, call: Call, size: int | None) -> Array | None:
+  """Returns queries, or None, whose first `size` features (None: all) are rotated by the encoding of the call."""
+  encoding = call.encoding
+  if q is None or encoding is None or 'rotate' not in encoding.hooks:
+    return q
+  first = q if size is None else q[..., :size]
+  first = encoding.rotate(first, first, call.tokens, call.tokens)[0]
+  return first if size is None else jnp.concatenate([first, q[..., size:]], axis=-1)
+
+
+def rotated_keys(k: Array, call: Call) -> Array:
+  """Returns keys rotated by the encoding of the call."""
+  encoding = call.encoding
+  if encoding is None or 'rotate' not in encoding.hooks:
+    return k
+  return encoding.rotate(k, k, call.tokens, call.tokens)[1]
 
 
 def biases_of(

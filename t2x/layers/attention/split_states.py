@@ -15,9 +15,8 @@ from t2x.layers.attention.key_values import (
   ProjectedKeyValues,
   Queries,
   Stored,
-  rotated_keys,
 )
-from t2x.layers.attention.projections import Heads, head_projection
+from t2x.layers.attention.projections import Heads, head_projection, rotated_keys
 from t2x.layers.interfaces import Call
 from t2x.layers.parameters import Initializer
 
