@@ -108,6 +108,9 @@ class Pattern(abc.ABC):
     """
     if self.reads & OF_DATA:
       return False
+    lowest, _ = self.offsets() or (None, None)
+    if lowest is not None and lowest >= 0:
+      return True
     marks = [name for name in marks if f'marks.{name}' in self.reads]
     for _, q, k in self._shown_tiles(length, has_marks=bool(marks)):
       if q[0, 0] > k[0, -1]:
