@@ -7,7 +7,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.base.hyperparameters import Tunable, scalar
 from t2x.base.step import is_plain
 from t2x.layers.dtypes import Dtypes
-from t2x.models.ranks import exceeds
 
 # Name -> (weighted sum, total weight). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
@@ -65,7 +64,7 @@ def _is_largest(
 ) -> Bool[Array, '*batch']:
   """Returns `choice(logits) == labels` by comparing with the label's logit: argmax is not vectorised on CPUs."""
   index = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1)
-  return jnp.all(exceeds(picked, logits) | (index == labels[..., None]), axis=-1)
+  return jnp.all((picked[..., None] > logits) | (index == labels[..., None]), axis=-1)
 
 
 def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array, Array]:
