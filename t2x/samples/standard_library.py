@@ -58,7 +58,7 @@ class StandardLibrary(Sample):
     """Identifies the settings and the texts, which differ between versions of Python."""
     digest = hashlib.sha256()
     for split in self.splits():
-      for example in self.load(split):
+      for example in self.examples(split):
         digest.update(example['name'].encode() + b'\0' + example['text'].encode() + b'\0')
     return fingerprint(self, digest.hexdigest())
 
