@@ -5,7 +5,7 @@ https://arxiv.org/abs/1904.09751)."""
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Range, ScoreScale, Size
 from t2x.decode.strategy import Generated, Strategy
 from t2x.decode.top_k import top_k
+from t2x.layers.arrays import Leaf
 from t2x.layers.keys import row_keys
 
 __all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
@@ -45,7 +46,7 @@ def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '
 class SamplingState:
   """Generated sequences, the next token to feed, and a random key per sequence or None."""
 
-  keys: Any
+  keys: Leaf | None
   tokens: Int[Array, 'batch copies length']
   log_probs: Float[Array, 'batch copies length']
   lengths: Int[Array, 'batch copies']

@@ -14,6 +14,8 @@ from t2x.interop.task_files import task_files
 
 if TYPE_CHECKING:
   from t2x.data import Tokenizer
+  from t2x.train import Experiment
+  from t2x.train.checkpoints.store import Checkpoints
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -260,7 +262,7 @@ def export_run(
   print(f'wrote {to}')
 
 
-def _tokenizer_files(run: Path, task: Any, tokenizer: 'Tokenizer') -> dict[str, bytes]:
+def _tokenizer_files(run: Path, task: object, tokenizer: 'Tokenizer') -> dict[str, bytes]:
   """Returns the imported files of the tokenizer, with its chat template, or new ones for another tokenizer."""
   from t2x.data import load_hub_tokenizer
   from t2x.tasks import CausalLM
@@ -272,7 +274,7 @@ def _tokenizer_files(run: Path, task: Any, tokenizer: 'Tokenizer') -> dict[str, 
   return (tokenizer.prompts_only() if isinstance(task, CausalLM) else tokenizer).hub_files()
 
 
-def _check_mup(experiment: Any) -> None:
+def _check_mup(experiment: 'Experiment') -> None:
   """Raises UserError if logits or embeddings have factors of `MuP`, which other libraries lack."""
   scaling = experiment.scaling()
   if scaling is not None and scaling.width_ratio != 1:
@@ -282,7 +284,7 @@ def _check_mup(experiment: Any) -> None:
     )
 
 
-def _keeps_strategy(task: Any, tokenizer: 'Tokenizer', generation: Mapping[str, Any]) -> bool:
+def _keeps_strategy(task: object, tokenizer: 'Tokenizer', generation: Mapping[str, Any]) -> bool:
   """Returns whether an imported generation_config.json is kept: the task sets no other strategy."""
   from t2x.decode.generation_config import strategy_of
 
@@ -346,7 +348,7 @@ def convert_run(run: Path, to: Path) -> None:
   print(f'wrote {to} in run format {FORMAT} with the checkpoints of steps {steps}')
 
 
-def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
+def _convert_checkpoint(checkpoints: 'Checkpoints', step: int, to: Path) -> None:
   """Converts one checkpoint of format 1, which has nested dicts and parameters under `model`."""
   import jax
   import orbax.checkpoint as ocp

@@ -118,7 +118,7 @@ class HFModel:
     unused = table.check(shapes, ignored, str(self.folder))
     self._check_types(table)
 
-    def lazy(name: str, leaf: Any) -> Lazy:
+    def lazy(name: str, leaf: jax.ShapeDtypeStruct) -> Lazy:
       num_stacked = len(next(iter(table.pieces[name])))
 
       def read(index):

@@ -29,11 +29,11 @@ class _StreamingHandler(type_handlers.NumpyHandler):
     # Orbax writes all arrays concurrently.
     self._array_lock = asyncio.Lock()
 
-  async def _open_and_write(self, value: object, tspec: object, ts_context: object) -> None:
+  async def _open_and_write(self, value: Lazy, tspec: dict[str, Any], ts_context: Any) -> None:
     async with self._array_lock:
       await self._write(value, tspec, ts_context)
 
-  async def _write(self, value: Any, tspec: Any, ts_context: Any) -> None:
+  async def _write(self, value: Lazy, tspec: dict[str, Any], ts_context: Any) -> None:
     store = await tensorstore.open(
       tensorstore.Spec(tspec), create=True, open=True, context=ts_context
     )

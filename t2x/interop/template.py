@@ -217,7 +217,7 @@ def _gin(value: object) -> str:
   raise TypeError(f'{value!r} must be a bool, number, string, None, GinReference or a list of them')
 
 
-def fill(template: str, **names: Any) -> str:
+def fill(template: str, **names: object) -> str:
   """Renames placeholders of a template (string arguments) or fills them in (any other argument)."""
 
   def replacement(match: re.Match) -> str:

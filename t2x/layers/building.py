@@ -110,7 +110,7 @@ def at_position(**fields: Any) -> contextlib.AbstractContextManager[None]:
   return building(position=dataclasses.replace(build_context().position, **fields))
 
 
-def given(build: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+def given(build: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
   """Returns a builder of a part with those of the arguments that its constructor takes.
 
   They are no settings of configs: the part that contains it gives them (`t2x.config.signature.BUILDER_ARGUMENTS`).

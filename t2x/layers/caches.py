@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import ClassVar, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class WithoutCache:
 
   no_cache: ClassVar[str]
 
-  def init_cache(self, *arguments: Any, **settings: Any) -> NoReturn:
+  def init_cache(self, *arguments: object, **settings: object) -> NoReturn:
     """Raises UserError."""
     raise UserError(f'{type(self).__name__} {self.no_cache}')
 

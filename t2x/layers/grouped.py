@@ -158,7 +158,7 @@ class _How:
   axes: tuple[str | None, ...]
   block: int
   used: float
-  layout: Any
+  layout: object
   target: str
 
 
@@ -239,7 +239,9 @@ def _summed(x: Array, split: Sequence[str | None], besides: Sequence[str]) -> Ar
   return jax.lax.psum(x, tuple(sorted(names - others))) if names - others else x
 
 
-def _multiply(how: _How, x: Array, matrices: Array, sizes: Array, numbers: Any) -> Array:
+def _multiply(
+  how: _How, x: Array, matrices: Array, sizes: Array, numbers: jax.lax.RaggedDotDimensionNumbers
+) -> Array:
   """Multiplies each row with the matrix of its part, or its transpose."""
   block, axis = how.block, numbers.dot_dimension_numbers[0][1][0] - 1
   if _has_kernels(how, x, *matrices.shape[1:]):

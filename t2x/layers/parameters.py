@@ -207,7 +207,7 @@ class WeightNormLinear(Linear):
     return v * (with_rank(self.gain[...].astype(Dtypes.reductions), v.ndim) / self._norms())
 
 
-def with_defaults(constructor: Callable[..., None], **defaults: Any) -> Any:
+def with_defaults(constructor: Callable[..., None], **defaults: object) -> Any:
   """Returns a constructor with other default values of settings, for a subclass that differs in them only."""
 
   @functools.wraps(constructor)

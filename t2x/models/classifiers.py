@@ -113,7 +113,7 @@ class PooledClassifier(Classifier):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    settings: Any = {'norm': norm, 'dropout_rate': dropout_rate, 'init': init}
+    settings: dict[str, Any] = {'norm': norm, 'dropout_rate': dropout_rate, 'init': init}
     super().__init__(d_model, num_classes=num_classes, **settings, rngs=rngs)
     self.activation, self.input_dropout = activation, input_dropout
     axes = 'embed', 'embed'

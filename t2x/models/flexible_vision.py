@@ -31,6 +31,6 @@ class FlexibleVisionTransformer(VisionTransformer):
     super().__init__(embedding=embedding, rngs=rngs, **settings)
 
   def at_patch_size(self, size: int) -> 'FlexibleVisionTransformer':
-    model: Any = jax.tree.map(lambda leaf: leaf, self)
+    model = jax.tree.map(lambda leaf: leaf, self)
     model.embedding.patch_size = size
     return model

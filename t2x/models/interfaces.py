@@ -14,6 +14,7 @@ from t2x.layers import (
   Aux,
   Cache,
   Call,
+  Embedder,
   Pattern,
   PositionEncoding,
   Result,
@@ -331,7 +332,7 @@ class ModelSide:
   """
 
   body: Body
-  embedding: Any
+  embedding: Embedder
   encodings: tuple[PositionEncoding, ...] = ()
 
 

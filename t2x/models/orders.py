@@ -123,8 +123,8 @@ class SharedSets:
     return jax.tree.map(lambda a: a.reshape(-1, self.uses, *a.shape[1:]), per_repeat)
 
   def scan(
-    self, repeat: Callable[..., Any], carry: Any, sets: Any, per_repeat: Any, unroll: int
-  ) -> tuple[Any, Any]:
+    self, repeat: Callable[..., Any], carry: Tree, sets: object, per_repeat: object, unroll: int
+  ) -> tuple[Tree, Any]:
     """Applies all repeats in a scan over runs, and within each run a scan over the repeats that use its set.
 
     Args:

@@ -95,7 +95,7 @@ class Segments(nnx.Module):
   def unstacked(self) -> 'Segments':
     return replace_parts(self, stack=self.stack.unstacked())
 
-  def unstacked_cache(self, cache: Any) -> Any:
+  def unstacked_cache(self, cache: object) -> Any:
     return self.stack.unstacked_cache(cache)
 
   def __call__(

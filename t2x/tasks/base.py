@@ -81,7 +81,7 @@ class Task(abc.ABC):
   # weight of 1, and the sum in `sums` is linear in `weighted_targets`.
   example_metrics: ClassVar[frozenset[str]] = frozenset()
 
-  def __init_subclass__(cls, **settings: Any) -> None:
+  def __init_subclass__(cls, **settings: object) -> None:
     super().__init_subclass__(**settings)
     check_hooks(cls)
 
@@ -413,7 +413,7 @@ def _source_classes(task: 'Task') -> Sequence[str]:
 
 
 # The `class_names` of tasks whose source names the classes.
-SOURCE_CLASSES: Any = property(_source_classes)
+SOURCE_CLASSES = property(_source_classes)
 
 
 def example_weights(task: object, batch: Mapping[str, jax.Array]) -> jax.Array:

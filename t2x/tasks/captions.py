@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Finite, Natural, Positive, Size, TunableNonNegative, TunableRate
@@ -234,7 +235,7 @@ class Captions(TextTask):
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
     return answers(self._generate(model, columns, first, seed, **settings), self.fitted)
 
-  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+  def check_generate(self, model: nnx.Module, strategy: Strategy, batch_size: int) -> None:
     """Raises UserError if the model cannot generate for a batch of sources; see `Translation`."""
     columns = {name: np.zeros(s.shape, s.dtype) for name, s in self.spec(batch_size).items()}
     settings = {'strategy': strategy, 'max_new_tokens': self.answer_length}

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size, Text, TunableNonNegative
@@ -153,7 +154,7 @@ class CausalLM(TextTask):
     return continued(model, rows, self.fitted, seed=seed, marks=self.token_marks, **settings)
 
   def check_generate(
-    self, model: Any, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int
+    self, model: nnx.Module, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int
   ) -> None:
     """Raises UserError if the model cannot continue the prompts, e.g. for lack of positions.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -69,7 +69,10 @@ class Inspection:
     return self._padded([[*begin, *target.encode(text)] for text in as_list(texts)])
 
   def outputs(
-    self, inputs: Any, targets: Rows | None = None, record: frozenset[str] = frozenset()
+    self,
+    inputs: Any,
+    targets: Rows | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Returns logits, and recorded arrays by name.
 
@@ -88,7 +91,7 @@ class Inspection:
     encoded = (
       self.encode(inputs) if first.kind == 'ids' else (np.asarray(inputs, first.dtype), None)
     )
-    run: Any = _array_outputs
+    run: Callable[..., Any] = _array_outputs
     arrays: tuple[Any, ...] = encoded
     if spec.is_encoder_decoder:
       prefixes = [''] * len(encoded[0]) if targets is None else targets

@@ -129,7 +129,7 @@ class ClassifiedImages(TaskEvaluator):
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
       predictions = [int(best) for best in choice(logits)]
-    pixels: Any = pixels_of(images, task.mean, task.std)
+    pixels: np.ndarray | list[np.ndarray] = pixels_of(images, task.mean, task.std)
     columns = math.ceil(math.sqrt(len(images)))
     if name == 'video':
       pixels, columns = [grid([_coloured(f) for f in frames], len(frames)) for frames in pixels], 1

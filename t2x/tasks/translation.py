@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.names import missing
@@ -91,7 +92,7 @@ class PairTask(TextTask):
   ) -> Generated:
     """Generates the targets of sources, given as token ids with eos."""
 
-  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+  def check_generate(self, model: nnx.Module, strategy: Strategy, batch_size: int) -> None:
     """Raises UserError if the model cannot generate for a batch of sources of the maximum length.
 
     Args:

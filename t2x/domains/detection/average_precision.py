@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from t2x.data.sources.subset import spread
 from t2x.domains.detection.task import Detection
 from t2x.domains.detection.transforms import objects_of
+from t2x.models import Output
 from t2x.models.ranks import choice
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
@@ -57,7 +58,7 @@ class AveragePrecision(TaskEvaluator):
     return Evaluation({'examples': float(len(found))} | metrics)
 
 
-def predicted(model: Any, batch: Mapping[str, Any]) -> Detected:
+def predicted(model: Callable[..., Output], batch: Mapping[str, Any]) -> Detected:
   """Returns boxes as centre, width and height in shares of the image, their classes and probabilities."""
   heads = model(batch['image']).heads
   probabilities = jax.nn.softmax(heads['classes'][:, -1].astype(jnp.float32), axis=-1)[..., :-1]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import NonNegative, Size, TunableNonNegative, TunableRate
@@ -175,7 +176,7 @@ class PixelTask(TextTask):
     generated = self._sampled(model, prompts, allowed, strategy or self.strategy, keys)
     return np.where(np.isnan(generated.scores), -1, np.asarray(generated.tokens)[:, 0])
 
-  def check_sampled(self, model: Any, prompt: int, strategy: Strategy | None) -> None:
+  def check_sampled(self, model: nnx.Module, prompt: int, strategy: Strategy | None) -> None:
     """Raises UserError if the model cannot sample an image after a prompt of that length."""
     prompts = np.zeros((1, prompt), np.int32)
     allowed = np.ones((1, self.num_pixels, 1), bool)
@@ -185,7 +186,12 @@ class PixelTask(TextTask):
     )
 
   def _sampled(
-    self, model: Any, prompts: np.ndarray, allowed: np.ndarray, strategy: Strategy, key: jax.Array
+    self,
+    model: Any,
+    prompts: np.ndarray,
+    allowed: np.ndarray,
+    strategy: Strategy,
+    key: jax.Array,
   ) -> Generated:
     return generate(
       model,

@@ -1,7 +1,7 @@
 """One encoder over several inputs, such as a text and a picture (ViLT, https://arxiv.org/abs/2102.03334)."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax.numpy as jnp
 from flax import nnx
@@ -131,7 +131,7 @@ class OneStream(nnx.Module):
     """
     vectors, segments = [], []
     for number, (name, array) in enumerate(zip(self.names, inputs, strict=True)):
-      part: Any = vars(self)[name]
+      part = vars(self)[name]
       x, own = part(array, (tokens or {}).get(name), named_key(key, name))
       vectors.append(x + broadcast(self.types[number], x.shape, x.dtype))
       segments.append(jnp.broadcast_to(own.row_segments, x.shape[:2]))

@@ -22,7 +22,7 @@ from t2x.parallel.placed import module_of
 from t2x.tasks.base import Task
 from t2x.tasks.captions import Modality
 from t2x.tasks.evaluators import Evaluation, TaskEvaluator
-from t2x.tasks.prediction import predict
+from t2x.tasks.prediction import Watched, predict
 
 __all__ = ['CaptionContrast', 'ZeroShot']
 
@@ -149,7 +149,7 @@ class CaptionContrast(PairTask):
       )
     return names
 
-  def class_vectors(self, model: Any, watched: Any = iter) -> np.ndarray:
+  def class_vectors(self, model: object, watched: Watched = iter) -> np.ndarray:
     """Returns a vector of unit length for each class, [classes, dim]."""
     transform = self.transform(train=False)
     empty = {n: np.zeros(s.shape[1:], s.dtype) for n, s in self.spec(1).items()}
@@ -163,7 +163,9 @@ class CaptionContrast(PairTask):
     means = vectors.reshape(-1, len(self.templates), vectors.shape[-1]).mean(axis=1)
     return means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
 
-  def class_logits(self, model: Any, sources: Iterable[Any], watched: Any = iter) -> np.ndarray:
+  def class_logits(
+    self, model: object, sources: Iterable[object], watched: Watched = iter
+  ) -> np.ndarray:
     """Returns the products of the vectors of sources with those of the classes, times the factor plus the bias.
 
     Args:

@@ -2,7 +2,6 @@
 to TimeSeriesTransformerForPrediction of transformers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from t2x.domains.series.forecasting import MeanScaler, Scaler, observed_values
 from t2x.layers import Initializer, Input, Linear, SourceSequence, Tokens, lecun_normal, named_key
 from t2x.layers.keys import fold_in, row_keys
 from t2x.models.bodies import Decoder, Encoder
+from t2x.models.cache import BodyCache
 from t2x.models.interfaces import Body, Model, Output
 from t2x.models.spec import ModelSpec
 
@@ -212,7 +212,9 @@ class AutoregressiveForecaster(nnx.Module):
     buffer = jnp.pad(past, ((0, 0), (0, self.horizon), (0, 0)))
     distances = jnp.array(self.lags)
 
-    def step(carry: Any, number: Array) -> tuple[Any, Array]:
+    def step(
+      carry: tuple[Array, BodyCache], number: Array
+    ) -> tuple[tuple[Array, BodyCache], Array]:
       buffer, cache = carry
       at = self.past + number
       lagged = jnp.moveaxis(buffer[:, at - distances], 1, -1)[:, None]

@@ -168,7 +168,7 @@ class Forecast(Task):
     """Returns quantiles of the forecasts of one row, [horizon, channels, levels]."""
     return distribution.quantiles(forecasts, levels)
 
-  def sums(self, model: Any, batch, key):
+  def sums(self, model, batch, key):
     """Returns the loss and the absolute errors."""
     weights = self.weighted_targets(batch)
     out = self.predictions(model, batch, key)
@@ -195,7 +195,7 @@ class SelectArrays:
 
   names: tuple[str, ...]
 
-  def __call__(self, row: Any, rng: np.random.Generator | None) -> dict[str, Any]:
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator | None) -> dict[str, Any]:
     """Returns the arrays by name."""
     return {name: row[name] for name in self.names}
 

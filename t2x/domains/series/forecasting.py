@@ -3,7 +3,7 @@ https://arxiv.org/abs/2211.14730; DLinear, https://arxiv.org/abs/2205.13504)."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -195,7 +195,7 @@ class Forecaster(nnx.Module):
   ):
     self.context, self.horizon = context, horizon
     self.scaler, self.distribution, self.dropout_rate = scaler, distribution, dropout_rate
-    self.network: Any = network(context, rngs=rngs)
+    self.network = network(context, rngs=rngs)
     self.out = Linear(
       (self.network.output_dim,),
       (horizon, distribution.num_parameters),

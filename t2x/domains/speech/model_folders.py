@@ -9,7 +9,9 @@ from typing import Any
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import SMALL, Fields, Int, Object, read_json, shown
+from t2x.data import Tokenizer
 from t2x.domains.speech.transcription import Transcription
+from t2x.models import Model
 
 # Fields of WhisperFeatureExtractor, with its defaults.
 FEATURES = {
@@ -24,7 +26,7 @@ LANGUAGE = re.compile(r'<\|([a-z]{2,3})\|>')
 
 
 def speech_gin(
-  folder: Path, model: Any, tokenizer: Any, generation: Mapping[str, Any], notes: list[str]
+  folder: Path, model: Model, tokenizer: Tokenizer, generation: Mapping[str, Any], notes: list[str]
 ) -> str:
   """Returns the gin text of the features and the prompt of a `Transcription` task.
 
@@ -66,7 +68,9 @@ LogMel:
 """
 
 
-def _prompt(fields: Mapping[str, Any], tokenizer: Any, where: str) -> tuple[list[str], str | None]:
+def _prompt(
+  fields: Mapping[str, Any], tokenizer: Tokenizer, where: str
+) -> tuple[list[str], str | None]:
   """Returns the names of the tokens after the start token, and the value of {language} in these names."""
   forced = fields.get('forced_decoder_ids') or []
   languages = Fields(dict(fields), {'lang_to_id': Object(None)}, where)['lang_to_id'] or {}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ def mel_filters(rate: int, window: int, num_features: int) -> np.ndarray:
     return 3 * hertz / 200 if hertz < 1000 else 15 + np.log(hertz / 1000) / step
 
   mels = np.linspace(0, to_mel(rate / 2), num_features + 2)
-  corners: Any = np.where(mels < 15, 200 * mels / 3, 1000 * np.exp((mels - 15) * step))
+  corners = np.where(mels < 15, 200 * mels / 3, 1000 * np.exp((mels - 15) * step))
   hertz = np.linspace(0, rate / 2, window // 2 + 1)[:, None]
   low, middle, high = corners[:-2], corners[1:-1], corners[2:]
   rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -249,7 +249,7 @@ class HeadNorms:
     if builder is None:
       return None
     if _is_joint(builder):
-      joint: Any = builder(num_heads * head_dim, rngs=rngs)
+      joint = cast(JointNorm, builder(num_heads * head_dim, rngs=rngs))
       return joint.norm
     own = given(builder, normed_heads=(axis, num_heads))
     return norm_over('head_dim', own, head_dim, rngs)

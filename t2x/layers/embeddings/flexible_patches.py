@@ -68,7 +68,7 @@ class FlexiblePatches(PatchEmbedding):
 
   def __call__(self, images, tokens=None):
     """Returns the vectors of the patches and their metadata, as `PatchEmbedding` does with the resampled kernel."""
-    resampled: Any = jax.tree.map(lambda leaf: leaf, self)
+    resampled = jax.tree.map(lambda leaf: leaf, self)
     kernel = self.projection.kernel
     patches = resample_patches(kernel[...], self.patch_size, self.patch_size)
     resampled.projection.kernel = kernel.replace(patches)

@@ -149,7 +149,7 @@ class AttentionFree(HeadProjections):
     **settings: Any,
   ):
     super().__init__(d_model, num_heads=num_heads, rngs=rngs, **settings)
-    self.bias: Any = bias(self.num_heads, rngs=rngs)
+    self.bias = bias(self.num_heads, rngs=rngs)
     self.max_length = self.bias.max_length
 
   def init_cache(

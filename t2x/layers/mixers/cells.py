@@ -65,7 +65,7 @@ class Cell(nnx.Module):
   ):
     self.fed_dim, self.state_dim = fed_dim, state_dim or d_model
     shape = (self.num_gates, self.state_dim), ('embed', 'gates', 'mlp')
-    settings: Any = {'init': kernel_init, 'rngs': rngs}
+    settings: dict[str, Any] = {'init': kernel_init, 'rngs': rngs}
     self.inputs = Linear((d_model,), *shape, use_bias=use_bias, **settings)
     self.state = Linear((fed_dim + self.state_dim,), *shape, use_bias=False, **settings)
 
@@ -88,7 +88,7 @@ class Cell(nnx.Module):
     return self.update(z, r, state), r
 
   def pull(
-    self, z: Gates, saved: tuple[Array, ...], state: State, gradients: State
+    self, z: Gates, saved: Array | tuple[Array, ...], state: State, gradients: State
   ) -> tuple[Any, ...]:
     """Returns the gradients of the cell, of z, r and the state before a step, from those of the state after it."""
 
@@ -184,7 +184,7 @@ class LSTMCell(Cell):
     return new, parts if self.state_norm is None else r
 
   def pull(
-    self, z: Gates, saved: tuple[Array, ...], state: State, gradients: State
+    self, z: Gates, saved: Array | tuple[Array, ...], state: State, gradients: State
   ) -> tuple[Any, ...]:
     if self.state_norm is not None:
       return super().pull(z, saved, state, gradients)
