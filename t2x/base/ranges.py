@@ -98,3 +98,14 @@ TRAINING_STEPS = Role('training steps')
 TrainingSteps = Annotated[Count, TRAINING_STEPS]
 # A name, path or pattern.
 Text = Annotated[str, NonEmpty]
+
+
+def make_tuples(settings: object, *names: str) -> None:
+  """Makes sequences of a frozen dataclass tuples, so that equal settings compare and hash equal.
+
+  Args:
+    settings: the dataclass, in its `__post_init__`: configs give lists.
+    names: names of the fields.
+  """
+  for name in names:
+    object.__setattr__(settings, name, tuple(getattr(settings, name)))

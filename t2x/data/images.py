@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2x.base.errors import UserError
+from t2x.base.ranges import make_tuples
 
 __all__ = ['Augmentation', 'PrepareImage', 'channel_statistics', 'check_label']
 
@@ -119,7 +120,7 @@ def fix_statistics(settings: object, shape: str) -> None:
   for name in ('mean', 'std'):
     value = getattr(settings, name)
     if isinstance(value, Sequence):
-      object.__setattr__(settings, name, tuple(value))
+      make_tuples(settings, name)
       if len(value) != sides[-1]:
         raise UserError(
           f'{kind}.{name} = {tuple(value)}: must be a number, or one number for each channel of '

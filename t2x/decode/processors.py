@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Count, Natural, NonEmpty, ScoreScale, Size
+from t2x.base.ranges import Count, Natural, NonEmpty, ScoreScale, Size, make_tuples
 
 __all__ = [
   'ForceFirst',
@@ -188,7 +188,7 @@ class ForceFirst(Processor):
   tokens: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
-    object.__setattr__(self, 'tokens', tuple(self.tokens))
+    make_tuples(self, 'tokens')
     if not self.tokens:
       raise UserError('ForceFirst.tokens must not be empty: remove ForceFirst instead')
 
@@ -218,7 +218,7 @@ class SuppressTokens(Processor):
   tokens: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
-    object.__setattr__(self, 'tokens', tuple(self.tokens))
+    make_tuples(self, 'tokens')
 
   def __call__(self, scores, history):
     _check_ids('SuppressTokens', self.tokens, scores)
@@ -232,7 +232,7 @@ class SuppressFirst(Processor):
   tokens: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
-    object.__setattr__(self, 'tokens', tuple(self.tokens))
+    make_tuples(self, 'tokens')
 
   def __call__(self, scores, history):
     _check_ids('SuppressFirst', self.tokens, scores)

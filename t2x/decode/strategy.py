@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.base.errors import UserError
+from t2x.base.ranges import make_tuples
 from t2x.decode.processors import History, Processor
 
 __all__ = ['Generated', 'Request', 'Strategy']
@@ -108,8 +109,7 @@ class Strategy(abc.ABC, Generic[State]):
   random: ClassVar[bool] = False
 
   def __post_init__(self):
-    object.__setattr__(self, 'processors', tuple(self.processors))
-    object.__setattr__(self, 'eos_ids', tuple(self.eos_ids))
+    make_tuples(self, 'processors', 'eos_ids')
     if any(token < 0 for token in self.eos_ids):
       raise UserError(
         f'{type(self).__name__}.eos_ids = {self.eos_ids} must not contain negative ids'

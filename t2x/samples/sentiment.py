@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Fraction, NonEmpty, Text
+from t2x.base.ranges import Fraction, NonEmpty, Text, make_tuples
 from t2x.data.sources.held_out import SPLITS, split_of
 from t2x.samples.fetched import Fetched, Sample
 
@@ -44,8 +44,7 @@ class SentimentSnippets(Fetched, Sample):
   pattern = 'vaderSentiment-*/additional_resources/hutto_ICWSM_2014.tar.gz'
 
   def __post_init__(self):
-    # A tuple, so that equal settings compare and hash equal.
-    object.__setattr__(self, 'kinds', tuple(self.kinds))
+    make_tuples(self, 'kinds')
     unknown = [kind for kind in self.kinds if kind not in FILES]
     if unknown:
       raise UserError(

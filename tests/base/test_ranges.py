@@ -1,9 +1,12 @@
 """Ranges of config values: which values `t2x check` refuses, by part."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import pytest
 
 from t2x import config as config_lib
-from t2x.base.ranges import NonEmpty, Range
+from t2x.base.ranges import NonEmpty, Range, make_tuples
 from t2x.experiments import read_config
 
 
@@ -77,3 +80,17 @@ def test_texts_and_containers_that_must_not_be_empty():
 def test_a_condition_of_another_form_is_no_range():
   with pytest.raises(ValueError, match='not a range'):
     Range('x > 0')
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  tokens: Sequence[int]
+  others: Sequence[int] = ()
+
+  def __post_init__(self):
+    make_tuples(self, 'tokens', 'others')
+
+
+def test_settings_with_lists_are_equal_to_those_with_tuples():
+  assert Choice([1, 2], [3]) == Choice((1, 2), (3,))
+  assert {Choice([1, 2])} == {Choice((1, 2))}

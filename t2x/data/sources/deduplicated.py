@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from t2x.base.ranges import NonEmpty, Range, Size, Text
+from t2x.base.ranges import NonEmpty, Range, Size, Text, make_tuples
 from t2x.data.near_duplicates import near_duplicates
 from t2x.data.ngrams import joined_text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
@@ -52,8 +52,7 @@ class Deduplicated(Source):
 
   def __post_init__(self):
     require_split(self.source, self.split)
-    # A tuple, so that equal settings compare and hash equal.
-    object.__setattr__(self, 'fields', tuple(self.fields))
+    make_tuples(self, 'fields')
 
   def splits(self) -> tuple[str, ...]:
     return self.source.splits()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from t2x.base.errors import UserError
 from t2x.base.external_files import csv_rows
-from t2x.base.ranges import NonEmpty, Text
+from t2x.base.ranges import NonEmpty, Text, make_tuples
 from t2x.data.sources.base import Example, select
 from t2x.data.sources.file_examples import (
   TextSource,
@@ -131,8 +131,7 @@ class TSV(LineSource):
   columns: Annotated[Sequence[Text], NonEmpty] = ('source', 'target')
 
   def __post_init__(self):
-    # A tuple, so that equal settings compare and hash equal.
-    object.__setattr__(self, 'columns', tuple(self.columns))
+    make_tuples(self, 'columns')
 
   def _settings(self) -> object:
     return self.columns

@@ -123,6 +123,7 @@ class Palette(TokenizerConfig):
   def __post_init__(self):
     of_text = 1 if self.text is None else self.text.vocab_size
     vocab_size = None if of_text is None else of_text + self.num_colours
+    # The field of all tokenizers, here computed from other settings.
     object.__setattr__(self, 'vocab_size', vocab_size)
 
   @property

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.base.ranges import Natural, NonEmpty, Size
+from t2x.base.ranges import Natural, NonEmpty, Size, make_tuples
 from t2x.layers import resample_patches, resize_grid
 
 __all__ = [
@@ -61,8 +61,8 @@ class TakeLayers(Resize):
   layers: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
-    # A tuple, so that the compiled function can be found by it.
-    object.__setattr__(self, 'layers', tuple(self.layers))
+    # The compiled function is cached by its settings.
+    make_tuples(self, 'layers')
 
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
     layers = list(self.layers)
