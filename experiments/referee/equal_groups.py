@@ -3,8 +3,8 @@
 python -m experiments.referee.equal_groups   # writes results/equal_groups.json, 20 s
 
 Each group of modded_nanogpt.csv (runs with one script and one number of steps) is split at random into a variant and
-a baseline with n runs each, paired by their number. Any verdict is false. The 95 % intervals are from a bootstrap over
-the groups.
+a baseline with n runs each, paired by their number: 'helps' and 'hurts' are false positives. The 95 % intervals are
+from a bootstrap over the groups.
 """
 
 import collections
