@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 from t2x.base.errors import UserError
@@ -18,12 +19,9 @@ def csv_file(folder, rows=ROWS, header='variant,seed,loss'):
 
 
 def test_all_formats_give_the_same_table(tmp_path):
-  parquet = pytest.importorskip('pyarrow.parquet')
-  import pyarrow
-
   dicts = [dict(zip(('variant', 'seed', 'loss'), row, strict=True)) for row in ROWS]
   (tmp_path / 'table.jsonl').write_text('\n'.join(map(json.dumps, dicts)))
-  parquet.write_table(pyarrow.Table.from_pylist(dicts), tmp_path / 'table.parquet')
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist(dicts), tmp_path / 'table.parquet')
   paths = [csv_file(tmp_path), tmp_path / 'table.jsonl', tmp_path / 'table.parquet']
   for table in (read_table(path, Columns()) for path in paths):
     assert (table.names, table.seed_names) == (['a', 'b'], ['0', '1'])
