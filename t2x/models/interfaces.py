@@ -1,7 +1,7 @@
 """Protocols of the parts of a model, against which configs are checked."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -366,8 +366,7 @@ class TextModel(Model, Protocol):
   The arguments of `hidden` and of the call depend on `spec.inputs`.
   """
 
-  @property
-  def hidden(self) -> Callable[..., Output]:
+  def hidden(self, *inputs: Any, **settings: Any) -> Output:
     """Returns the hidden vectors [batch, length, d_model] that the head reads."""
     ...
 
@@ -393,8 +392,7 @@ class TextModel(Model, Protocol):
 class DecodingModel(Model, Protocol):
   """Interface of models that generate tokens with a cache."""
 
-  @property
-  def init_cache(self) -> Callable[..., BodyCache]:
+  def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> BodyCache:
     """Returns an empty cache for `num_slots` tokens; an encoder-decoder also needs its source."""
     ...
 
