@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_source
 from tiny_source import Texts
 
 from t2x.base.errors import UserError
@@ -45,7 +46,9 @@ print(len(rows), rows[0]['tokens'].sum())
 
 
 def start_preparing(cache, stall=None):
-  script = PREPARE.format(folder=str(Path(__file__).parent), cache=str(cache), stall=stall)
+  script = PREPARE.format(
+    folder=str(Path(tiny_source.__file__).parent), cache=str(cache), stall=stall
+  )
   return subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tiny_source
 from tiny_source import InWorkers, Texts
 
 from t2x.base.errors import UserError
@@ -58,7 +59,10 @@ def start(tmp_path, monkeypatch):
 
   def run(source='Texts()', host='a', workers=1):
     code = PREPARE.format(
-      folder=str(Path(__file__).parent), host=host, source=source, cache=str(tmp_path / 'cache')
+      folder=str(Path(tiny_source.__file__).parent),
+      host=host,
+      source=source,
+      cache=str(tmp_path / 'cache'),
     )
     environment = os.environ | {'T2X_WORKERS': str(workers)}
     process = subprocess.Popen([sys.executable, '-c', code], env=environment)
