@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jaxtyping import Array
 
+from t2x.layers.arrays import Leaf
 from t2x.layers.dtypes import add_sums, rounded_sums, zero_sums
 
 Pair = tuple[Array, Array]
@@ -33,7 +34,7 @@ class Branch:
   outputs: jax.tree_util.PyTreeDef
 
   def __call__(
-    self, leaves: Sequence[Array], h: Array, own: object, arrays: Sequence[Array]
+    self, leaves: Sequence[Array], h: Array, own: object, arrays: Sequence[Leaf]
   ) -> tuple[Array, Any, Any]:
     """Returns the branch, the losses and the metrics.
 

@@ -35,7 +35,11 @@ from t2x.layers.tokens import Tokens
 
 
 def tile_dropout(
-  key: Array, i: Int[Array, ''], j: Int[Array, ''], share: Float[Array, ''], shape: Sequence[int]
+  key: Array,
+  i: Int[Array, ''],
+  j: Int[Array, ''],
+  share: float | Float[Array, ''],
+  shape: Sequence[int],
 ) -> Float[Array, '...']:
   """Returns the dropout factors [batch, ...] of the probabilities of tile (i, j), which depend only on the keys of
   the rows and the tile: 1 / share with probability share, else 0."""
