@@ -14,7 +14,6 @@ from t2x.layers import (
   Aux,
   Cache,
   Call,
-  Embedder,
   Pattern,
   PositionEncoding,
   Result,
@@ -332,7 +331,7 @@ class ModelSide:
   """
 
   body: Body
-  embedding: Embedder
+  embedding: Any
   encodings: tuple[PositionEncoding, ...] = ()
 
 
