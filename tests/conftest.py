@@ -149,15 +149,26 @@ def pytest_collection_finish():
   gc.set_threshold(100_000, 20, 50)
 
 
+MEMORY = {'limit': 3 * 2**30}
+
+
+def resident_bytes():
+  """Memory of this process."""
+  return int(Path('/proc/self/statm').read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+
+
 @pytest.fixture(scope='module', autouse=True)
 def few_programs():
   """Compiled programs do not fill the process: each has memory maps, of which Linux allows 65,530, and the
   process ends with a segmentation fault when they are used up. To drop them takes four seconds, and their loss more.
+  Three workers share the memory of the machine: above 3 GiB, they are dropped again after each further GiB.
   """
   yield
-  if len(Path('/proc/self/maps').read_bytes().splitlines()) > 30_000:
+  maps = len(Path('/proc/self/maps').read_bytes().splitlines())
+  if maps > 30_000 or resident_bytes() > MEMORY['limit']:
     jax.clear_caches()
     gc.collect()
+    MEMORY['limit'] = max(3 * 2**30, resident_bytes() + 2**30)
 
 
 @pytest.fixture(autouse=True)
