@@ -21,7 +21,7 @@ from t2x.data import LabelledPlan
 from t2x.data.several_texts import joined_plans
 from t2x.layers import named_key
 from t2x.layers.keys import repeated_keys
-from t2x.models import Output, TextModel
+from t2x.models import Output
 from t2x.parallel.placed import runs_model
 from t2x.tasks.base import example_weights
 from t2x.tasks.former import BASES
@@ -150,7 +150,7 @@ class LabelledTask(TextTask):
     """Returns the keys of the texts from those of the examples: the texts of an example have different dropout."""
     return repeated_keys(key, self.num_texts)
 
-  def hidden(self, model: TextModel, batch: Batch, key: Array | None) -> Output:
+  def hidden(self, model: Any, batch: Batch, key: Array | None) -> Output:
     """Returns the output of the model for the rows of `by_text`, with one auxiliary loss per example."""
     out = hidden_of(model, self.by_text(batch), self.keys_by_text(key), self.token_marks)
     means = {
