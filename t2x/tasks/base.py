@@ -340,7 +340,7 @@ class Task(abc.ABC):
     output: TaskOutput,
     logits: jax.Array,
     x: jax.Array,
-    teacher: nnx.Module | None,
+    teacher: Any,
     batch: Mapping[str, jax.Array],
   ) -> TaskOutput:
     """Returns `output` with the terms of the teacher, if there is one; see `t2x.tasks.distillation.distilled`."""

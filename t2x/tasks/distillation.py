@@ -217,7 +217,7 @@ def distilled(
   output: TaskOutput,
   logits: Float[Array, 'batch *targets classes'],
   x: Array,
-  teacher: nnx.Module | None,
+  teacher: Any,
   batch: Mapping[str, jax.Array],
 ) -> TaskOutput:
   """Adds the teacher's terms to `output`, if there is a teacher.
