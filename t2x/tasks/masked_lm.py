@@ -120,7 +120,7 @@ class MaskedLM(TextTask):
     x, labels, weights = predicted(out, batch), batch['labels'], self.weighted_targets(batch)
     z_loss = in_training(key, self.z_loss)
     sums = model.cross_entropy(x, labels, weights, z_loss=z_loss, axes=('batch', None))
-    sums = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
+    sums['masked_accuracy'] = sums.pop('accuracy')
     output = self.with_auxiliaries(sums, model, out, batch, key)
     return (
       output

@@ -153,12 +153,12 @@ class Forecast(Task):
     return (~jnp.isnan(batch['future']) & has_context) * batch['weight'][:, None, None]
 
   def predictions(
-    self, model: ForecastModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+    self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
   ) -> Output:
     """Returns the output of the model: parameters of its distribution [batch, horizon, channels, parameters]."""
     return model(batch['series'], key=key)
 
-  def forecasts(self, model: ForecastModel, batch: Mapping[str, jax.Array]) -> jax.Array:
+  def forecasts(self, model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns what `quantiles` reads of a batch; a traced function."""
     return self.predictions(model, batch, None).x
 
