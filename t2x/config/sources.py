@@ -17,7 +17,8 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import types
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from t2x.config.trusted import is_library
@@ -104,17 +105,32 @@ def is_own(name: str) -> bool:
 
 def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
   """Finds a module as an import would, without importing its parent packages."""
+  spec: importlib.machinery.ModuleSpec | None = None
+  path: Sequence[str] | None = None
+  added: list[str] = []
+  try:
+    for module in reversed([*_with_parents(name)]):
+      spec = _spec_in(module, path)
+      if spec is None or module == name:
+        return spec
+      if spec.submodule_search_locations is None:
+        return None
+      path = [*spec.submodule_search_locations]
+      if module not in sys.modules:
+        # Finders look up the path of a package that contains a namespace package among the loaded modules.
+        sys.modules[module] = package = types.ModuleType(module)
+        package.__path__ = path
+        added.append(module)
+  finally:
+    for module in added:
+      del sys.modules[module]
+  return spec
+
+
+def _spec_in(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+  """Returns the spec of a module, loaded or in the folders of its parent package."""
   if name in sys.modules:
     return getattr(sys.modules[name], '__spec__', None)
-  path = None
-  if parent := name.rpartition('.')[0]:
-    package = spec_of(parent)
-    if package is None or package.submodule_search_locations is None:
-      return None
-    if package.origin is None:
-      # Finders of a namespace package in another need the outer one among the loaded modules. It has no code to run.
-      importlib.import_module(parent)
-    path = [*package.submodule_search_locations]
   specs = (finder.find_spec(name, path) for finder in sys.meta_path if hasattr(finder, 'find_spec'))
   return next((spec for spec in specs if spec is not None), None)
 

@@ -10,7 +10,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.config import diff, identity, load, render, resolved, trust, write_resolved
-from t2x.config.sources import closure, digest_of, has_effects
+from t2x.config.sources import closure, digest_of, has_effects, spec_of
 
 RELU = 'def act(x):\n  return max(x, 0)\n'
 TANH = 'import math\n\ndef act(x):\n  return math.tanh(x)\n'
@@ -312,12 +312,28 @@ def test_a_run_imports_the_module_of_today_that_has_the_new_line_of_a_moved_impo
     reload(run)
 
 
-def test_a_run_reads_modules_in_folders_without_init_files(project, tmp_path, monkeypatch):
-  own = project('own', **{'outer.inner.thing': value(1)})
+@pytest.mark.parametrize('packages', [[], ['outer'], ['outer.inner']])
+def test_a_run_reads_modules_in_folders_without_init_files(
+  project, tmp_path, monkeypatch, packages
+):
+  files = {f'{package}.__init__': '' for package in packages}
+  own = project('own', **{'outer.inner.thing': value(1)}, **files)
   config = project.read(own, 'import outer.inner.thing as thing\n' + TWICE.partition('\n')[2])
   run = run_folder(project, tmp_path, config)
   monkeypatch.chdir(own)
   assert reload(run).build().extra == 1
+
+
+def test_a_module_is_found_without_running_the_code_of_its_packages(project, monkeypatch):
+  raising = "raise AssertionError('imported')"
+  files = {'outer.__init__': raising, 'outer.inner.last.__init__': raising}
+  monkeypatch.syspath_prepend(project('own', **{'outer.inner.last.thing': value(1)}, **files))
+  loaded = {*sys.modules}
+  spec = spec_of('outer.inner.last.thing')
+  assert spec is not None and spec.origin.endswith('own/outer/inner/last/thing.py')
+  assert spec_of('outer.inner').origin is None
+  assert spec_of('outer.other.thing') is None
+  assert {*sys.modules} == loaded
 
 
 def test_a_run_needs_no_trust_in_its_copy_where_the_working_directory_has_the_same(
