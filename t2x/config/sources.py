@@ -205,11 +205,11 @@ def _without_t2x(tree: ast.Module) -> tuple[set[tuple[str, tuple[str, str]]], st
   other statements."""
   imports, others = set[tuple[str, tuple[str, str]]](), list[ast.stmt]()
   for node in tree.body:
-    if isinstance(node, ast.ImportFrom) and (node.module or '').partition('.')[0] == 't2x':
-      names = ((alias.name, alias.asname or alias.name) for alias in node.names)
-      imports |= {(node.module or '', pair) for pair in names}
-    else:
-      others.append(node)
+    match node:
+      case ast.ImportFrom(module=str(module), level=0) if module.partition('.')[0] == 't2x':
+        imports |= {(module, (alias.name, alias.asname or alias.name)) for alias in node.names}
+      case _:
+        others.append(node)
   return imports, ast.dump(ast.Module(others, []))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from t2x.base.errors import UserError
 from t2x.config import diff, identity, load, render, resolved, trust, write_resolved
-from t2x.config.sources import closure, digest_of, has_effects, spec_of
+from t2x.config.sources import closure, digest_of, has_effects, only_moved_imports, spec_of
 
 RELU = 'def act(x):\n  return max(x, 0)\n'
 TANH = 'import math\n\ndef act(x):\n  return math.tanh(x)\n'
@@ -334,6 +334,20 @@ def test_a_module_is_found_without_running_the_code_of_its_packages(project, mon
   assert spec_of('outer.inner').origin is None
   assert spec_of('outer.other.thing') is None
   assert {*sys.modules} == loaded
+
+
+def test_only_imports_of_names_of_t2x_can_have_moved():
+  line, code = 'from {} import {}\n', 'x = 1\n'
+  before, after = (
+    line.format('t2x.errors', 'UserError'),
+    line.format('t2x.base.errors', 'UserError'),
+  )
+  assert only_moved_imports((before + code).encode(), (code + after).encode())
+  relative = (text.replace('t2x', '.t2x').encode() for text in (before, after))
+  assert not only_moved_imports(*relative)
+  other = line.format('t2x.base.errors', 'error_line')
+  assert not only_moved_imports(before.encode(), other.encode())
+  assert not only_moved_imports(after.encode(), after.replace('.base', '').encode())
 
 
 def test_a_run_needs_no_trust_in_its_copy_where_the_working_directory_has_the_same(
