@@ -6,6 +6,7 @@ imported; without one, the config is refused. A module that differs from the cop
 have moved has not changed: the imports of the copy would fail.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -108,14 +109,10 @@ class Search:
     return digest_of(content) == self._digests[module] or self._has_moved_imports(module, content)
 
   def _has_moved_imports(self, module: str, content: bytes) -> bool:
-    """Returns whether content differs from the copy of a module only in imports of names that have moved."""
-    path = module.replace('.', '/')
-    folders = (Path(pin.folder, COPIES) for pin in self.pins if pin.module == module)
-    files = (folder / name for folder in folders for name in (f'{path}.py', f'{path}/__init__.py'))
-    copies = (file.read_bytes() for file in files if file.is_file())
     return any(
-      digest_of(copy) == self._digests[module] and only_moved_imports(copy, content)
-      for copy in copies
+      has_moved_imports(pin.folder, module, self._digests[module], content)
+      for pin in self.pins
+      if pin.module == module
     )
 
   def _changed(self, pin: Pin) -> str:
@@ -200,6 +197,24 @@ def import_problem(module: str, error: BaseException) -> str:
       'folder of the config'
     )
   return f"cannot import '{module}': {error_line(error)}"
+
+
+def has_moved_imports(folder: str | Path, module: str, digest: str, content: bytes) -> bool:
+  """Returns whether a module differs from its copy in a run folder only in imports of names of t2x that have moved.
+
+  Args:
+    folder: the run folder.
+    module: name of the module.
+    digest: recorded digest, which the copy must have.
+    content: content of the module's file today.
+  """
+  path = Path(folder, COPIES, *module.split('.'))
+  for file in (path.with_suffix('.py'), path / '__init__.py'):
+    with contextlib.suppress(OSError):
+      copy = file.read_bytes()
+      if digest_of(copy) == digest and only_moved_imports(copy, content):
+        return True
+  return False
 
 
 def _digest(file: str) -> str:

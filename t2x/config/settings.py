@@ -16,13 +16,13 @@ from typing import Any
 from t2x.base.files import write_atomically
 from t2x.base.json_files import Damaged, dataclass_from_json, read_json, write_json
 from t2x.config.bindings import Scope
-from t2x.config.importing import COPIES
+from t2x.config.importing import COPIES, has_moved_imports
 from t2x.config.loading import Config
 from t2x.config.moved import FORMER, MOVED
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
-from t2x.config.sources import ModuleSource, digest_of, is_own, only_moved_imports
+from t2x.config.sources import ModuleSource, is_own
 
 __all__ = [
   'Resolved',
@@ -101,18 +101,9 @@ def read_resolved(
     name: source.digest
     for name, source in (sources or {}).items()
     if content.modules.get(name, source.digest) != source.digest
-    and _has_copy(folder, content.modules[name], source)
+    and has_moved_imports(folder, name, content.modules[name], source.content)
   }
   return dataclasses.replace(content, modules={**content.modules, **modules})
-
-
-def _has_copy(folder: Path, digest: str, source: ModuleSource) -> bool:
-  """Returns whether a run folder has the module with this digest, and today's differs only in moved imports."""
-  try:
-    copy = (folder / COPIES / source.path).read_bytes()
-  except OSError:
-    return False
-  return digest_of(copy) == digest and only_moved_imports(copy, source.content)
 
 
 def _renamed(tree: Tree) -> Tree:
