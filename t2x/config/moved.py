@@ -13,28 +13,29 @@ MOVED: Mapping[str, Mapping[str, Sequence[str]]] = {
     'head_norms': ('{part}.qk_norm = {value}',),
     'joint_qk_norm': ('{part}.qk_norm = @JointNorm', 'JointNorm.norm = {value}'),
   },
-  'Trainer': {'failed_saves': ('{part}.max_failed_saves = {value}',)},
 }
-# Renamed settings, by part and name of today. Identities of trials hash the former name.
-FORMER: Mapping[str, Mapping[str, str]] = {'Trainer': {'max_failed_saves': 'failed_saves'}}
+# Names of today of renamed settings, by part and former name. Identities of trials hash the former name.
+RENAMED: Mapping[str, Mapping[str, str]] = {'Trainer': {'failed_saves': 'max_failed_saves'}}
 # File name of the config in a run folder.
 STORED = 'config.gin'
 
 
 def lines_instead(statement: Statement, registry: Registry) -> list[str] | None:
-  """Returns the lines to write instead of a binding of a setting that has moved, without its scope; none for the value
-  None, the default of all of these settings, and None for other statements."""
+  """Returns the lines to write instead of a binding of a setting that has moved, without its scope.
+
+  Returns:
+    [] for the value None, the default of all settings in `MOVED`; None for other statements.
+  """
   matches = registry.find(statement.name)
   if statement.is_macro or len(matches) != 1 or statement.param in matches[0].parameters:
     return None
-  bases = getattr(matches[0].obj, '__mro__', ())
-  texts = [t for base in bases if (t := MOVED.get(base.__name__, {}).get(statement.param))]
-  if not texts:
-    return None
-  if statement.value is None:
-    return []
-  value = to_gin(statement.value)
-  return [line.format(part=statement.name, value=value) for line in texts[0]]
+  name, value = statement.name, to_gin(statement.value)
+  for base in getattr(matches[0].obj, '__mro__', ()):
+    if today := RENAMED.get(base.__name__, {}).get(statement.param):
+      return [f'{name}.{today} = {value}']
+    if texts := MOVED.get(base.__name__, {}).get(statement.param):
+      return [] if value == 'None' else [line.format(part=name, value=value) for line in texts]
+  return None
 
 
 def current(
@@ -54,10 +55,9 @@ def current(
       continue
     scope = f'{statement.scope}/' if statement.scope else ''
     if os.path.basename(statement.place.file) != STORED:
-      new = ' and '.join(f'`{scope}{line}`' for line in lines) or 'nothing'
-      findings.append(
-        Finding(statement.place, f'{statement.target} has moved: write {new} instead')
-      )
+      new = ' and '.join(f'`{scope}{line}`' for line in lines)
+      advice = f'write {new} instead' if new else 'remove this line, which sets the default'
+      findings.append(Finding(statement.place, f'{statement.target} has moved: {advice}'))
       continue
     for line in lines:
       target, _, value = line.partition(' = ')

@@ -18,7 +18,7 @@ from t2x.base.json_files import Damaged, dataclass_from_json, read_json, write_j
 from t2x.config.bindings import Scope
 from t2x.config.importing import COPIES, has_moved_imports
 from t2x.config.loading import Config
-from t2x.config.moved import FORMER, MOVED
+from t2x.config.moved import MOVED, RENAMED
 from t2x.config.rendering import defaults_of, text_of, values_of
 from t2x.config.resolve import PartCall, build, key_of
 from t2x.config.signature import Part
@@ -114,20 +114,20 @@ def _renamed(tree: Tree) -> Tree:
     return tree
   tree = {key: _renamed(item) for key, item in tree.items()}
   if 'part' in tree:
-    today = {before: name for name, before in _former_names(tree).items()}
+    today = RENAMED.get(_part_name(tree), {})
     tree['values'] = {today.get(name, name): value for name, value in tree['values'].items()}
     tree['own'] = [today.get(name, name) for name in tree['own']]
   return tree
 
 
-def _former_names(tree: dict[str, Any]) -> Mapping[str, str]:
-  return FORMER.get(tree['part'].rpartition('.')[2], {})
+def _part_name(tree: dict[str, Any]) -> str:
+  return tree['part'].rpartition('.')[2]
 
 
 def _has_moved(tree: Tree) -> bool:
   children = _branches(tree)[1]
   if isinstance(tree, dict) and 'part' in tree:
-    settings = MOVED.get(tree['part'].rpartition('.')[2], {})
+    settings = MOVED.get(_part_name(tree), {})
     if any(name in settings for name in tree['own']):
       return True
   return any(map(_has_moved, children.values()))
@@ -330,7 +330,7 @@ def _default(value: Any, default: Any) -> Any:
 
 
 def _root_name(tree: Tree) -> str:
-  return tree['part'].rpartition('.')[2] if isinstance(tree, dict) and 'part' in tree else 'root'
+  return _part_name(tree) if isinstance(tree, dict) and 'part' in tree else 'root'
 
 
 def _own(tree: Tree, path: str, restated: Collection[str]) -> Tree:
@@ -345,9 +345,10 @@ def _own(tree: Tree, path: str, restated: Collection[str]) -> Tree:
       for name in children
       if name[1:] in tree['own'] or any(map(_is_within(path + name), restated))
     ]
-    former = _former_names(tree)
-    keys = {name: f'.{former.get(name[1:], name[1:])}' for name in names}
-    return [tree['part'], tree['built'], {keys[name]: within[name] for name in names}]
+    former = {
+      f'.{today}': f'.{before}' for before, today in RENAMED.get(_part_name(tree), {}).items()
+    }
+    return [tree['part'], tree['built'], {former.get(name, name): within[name] for name in names}]
   return [kind[0], [*within.items()]]
 
 

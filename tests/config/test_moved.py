@@ -61,6 +61,14 @@ def test_a_moved_setting_is_refused_in_one_line_with_the_new_lines(write, line, 
   assert message == f'{file}:14: {line.partition(" =")[0]} has moved: write {instead} instead'
 
 
+def test_a_moved_setting_with_its_default_is_refused_with_the_advice_to_remove_it(write):
+  line = 'MultiHeadAttention.joint_qk_norm'
+  with pytest.raises(
+    UserError, match=f'{line} has moved: remove this line, which sets the default$'
+  ):
+    read_config([write(f'{line} = None\n')])
+
+
 def test_the_config_of_a_stored_run_is_that_of_the_new_lines(write, tmp_path):
   write(JOINT, 'config.gin')
   stored, today = read_run_config(tmp_path), read_config([write(TODAY)])
