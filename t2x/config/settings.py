@@ -108,15 +108,15 @@ def read_resolved(
 
 def _renamed(tree: Tree) -> Tree:
   """Returns a recorded tree with the names of today of its settings."""
-  if isinstance(tree, list):
-    return [_renamed(item) for item in tree]
-  if not isinstance(tree, dict):
-    return tree
-  tree = {key: _renamed(item) for key, item in tree.items()}
-  if 'part' in tree:
-    today = RENAMED.get(_part_name(tree), {})
-    tree['values'] = {today.get(name, name): value for name, value in tree['values'].items()}
-    tree['own'] = [today.get(name, name) for name in tree['own']]
+  match tree:
+    case {'part': str()}:
+      today = RENAMED.get(_part_name(tree), {})
+      values = {today.get(name, name): _renamed(value) for name, value in tree['values'].items()}
+      return {**tree, 'values': values, 'own': [today.get(name, name) for name in tree['own']]}
+    case {'dict': list(pairs)}:
+      return {'dict': [[key, _renamed(value)] for key, value in pairs]}
+    case {'list': list(items)} | {'tuple': list(items)}:
+      return {kind: [_renamed(item) for item in items] for kind in tree}
   return tree
 
 

@@ -106,3 +106,11 @@ def test_a_renamed_setting_keeps_the_identity_and_the_settings_of_a_run(write, t
   assert changed_settings(today, dict, file) == []
   (line,) = changed_settings(read_config([write(trainer)]), dict, file)
   assert line == 'Experiment.trainer.max_failed_saves: 3 -> 0'
+
+
+def test_settings_of_any_name_are_read_as_they_were_recorded(tmp_path):
+  inner = {'part': 'own.Inner', 'built': False, 'values': {'part': "'x'"}, 'own': []}
+  values = {'part': inner, 'own': '1', 'values': {'list': [{'dict': [["'part'", '2']]}]}}
+  settings = {'part': 'own.Outer', 'built': True, 'values': values, 'own': ['part']}
+  config_lib.write_resolved(tmp_path, config_lib.Resolved(settings), {})
+  assert config_lib.read_resolved(tmp_path).settings == settings
