@@ -128,9 +128,9 @@ class LabelledTask(TextTask):
 
   target_weights = example_weights
 
-  def weights(self, batch):
-    """Returns the weights of the loss terms; auxiliary objectives count texts."""
-    return super().weights(self.by_text(batch)) | {'loss': self.weighted_targets(batch).sum()}
+  def auxiliary_weights(self, batch):
+    """Returns the weights of the auxiliary objectives, which count texts."""
+    return super().auxiliary_weights(self.by_text(batch))
 
   def token_weights(self, batch):
     return super().token_weights(self.by_text(batch))

@@ -254,8 +254,12 @@ class TextTask(Task):
 
   def weights(self, batch):
     """Returns the weights of the loss terms, including those of the auxiliary objectives."""
+    return super().weights(batch) | self.auxiliary_weights(batch)
+
+  def auxiliary_weights(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the weights of the loss terms of the auxiliary objectives by name."""
     targets = self.weighted_targets(batch)
-    return super().weights(batch) | {
+    return {
       name: auxiliary.term_weight(batch, targets) for name, auxiliary in self.objectives.items()
     }
 

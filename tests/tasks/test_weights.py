@@ -9,7 +9,7 @@ from loss_terms import TASKS, batch_of, model_of
 from public_classes import public_classes
 
 from t2x.domains.retrieval import CaptionContrast, Contrastive
-from t2x.tasks import MixUp, Task
+from t2x.tasks import Distillation, HiddenCosine, MixUp, Task
 
 MIXED = {
   'mixed_images': dataclasses.replace(TASKS['image_classification'], mixing=MixUp(alpha=1.0))
@@ -36,3 +36,19 @@ def test_the_weight_of_the_loss_matches_the_reported_loss(name, key):
   loss = output.coefficient * output.metrics['loss'][0]
   np.testing.assert_array_equal(output.terms['loss'], loss)
   assert 0 < weights['loss'] < task.target_weights(batch).size
+
+
+LEARNERS = sorted(name for name, task in TASKS.items() if task.learns_from_teacher)
+
+
+@pytest.mark.parametrize('name', LEARNERS)
+def test_the_terms_of_a_teacher_have_the_weights_of_targets_and_of_tokens(name):
+  """An example of several texts is one target, and each of its tokens counts once."""
+  task = TASKS[name]
+  batch = batch_of(task)
+  loss = dict.fromkeys(['cosine'], HiddenCosine()) if 'segments' in batch else {}
+  task = dataclasses.replace(task, distillation=Distillation(hidden=loss))
+  weights = task.weights(batch)
+  np.testing.assert_array_equal(weights['distillation'], weights['loss'])
+  if loss:
+    assert float(weights['distillation_cosine']) == np.count_nonzero(batch['segments'])
