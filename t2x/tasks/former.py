@@ -24,16 +24,37 @@ BASES = {
   "and 'strategy: Strategy = Beam(width=4)'",
   'DroppedPairs': "derive from TextTask, with the setting 'max_dropped: Fraction = 0.1'",
 }
-# Name of a method of a class -> what to override instead.
+# The tasks of former base classes, whose hooks they called.
+_TOKENS = ('CausalLM', 'MaskedLM', 'PermutationLM')
+_SIDES = ('Captions', 'Denoising', 'SpanCorruption', 'Translation')
+_TARGETS = ('Captions', 'PrefixLM', 'Translation')
+_PIXELS = ('PixelLM', 'TextToImage')
+_CLASSES = ('Classification', 'PixelClassification')
+_FIELDS = ('SequenceClassification', 'TextRegression')
+_TARGETS_OF = 'override sums and predictions, which select the hidden vectors of the targets'
+_MASKS = 'override masks, the transform that chooses and masks tokens, or transform'
+# Name of an attribute -> the classes that read it, and what to override instead.
 HOOKS = {
-  'targets_of': 'override sums and predictions, which select the hidden vectors of the targets',
-  'choices': 'override masks, the transform that chooses and masks tokens, or transform',
-  'chosen': 'override masks, the transform that chooses and masks tokens, or transform',
+  'targets_of': (_TOKENS, _TARGETS_OF),
+  'target': (_TOKENS, _TARGETS_OF),
+  'target_axis': (_TOKENS, _TARGETS_OF),
+  'choices': (('MaskedLM', 'PermutationLM'), _MASKS),
+  'chosen': (('MaskedLM', 'PermutationLM'), _MASKS),
+  'token_sums': ((*_TOKENS, *_SIDES, *_TARGETS, *_PIXELS), 'override sums'),
+  'side': (_SIDES, 'override sums, which computes the metadata of the tokens of both sides'),
+  'columns': (_SIDES, 'override spec'),
+  'label_smoothing': (('Denoising', 'SpanCorruption'), 'override sums'),
+  'answers': (_TARGETS, 'override generate'),
+  'generated': (_SIDES, 'override generate'),
+  'class_sums': (_CLASSES, 'override sums'),
+  'classified': (_FIELDS, 'override class_logits'),
 }
 
 
 def check_hooks(task: type) -> None:
-  """Raises UserError if a class of tasks overrides a method that nothing calls any more."""
-  for name, line in HOOKS.items():
-    if name in vars(task):
-      raise UserError(f'{task.__name__}.{name} would not be called: {line}')
+  """Raises UserError if a class of tasks overrides an attribute that its base classes no longer read."""
+  bases = {base.__name__ for base in task.__mro__[1:]}
+  for name, (classes, line) in HOOKS.items():
+    if name in vars(task) and not bases.isdisjoint(classes):
+      verb = 'called' if callable(vars(task)[name]) else 'read'
+      raise UserError(f'{task.__name__}.{name} would not be {verb}: {line}')

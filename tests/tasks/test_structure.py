@@ -10,7 +10,7 @@ import pytest
 import t2x.tasks
 from t2x.base.errors import UserError
 from t2x.base.names import names, packages
-from t2x.tasks import MaskedLM, Task
+from t2x.tasks import Task
 from t2x.tasks.former import BASES, HOOKS
 
 T2X = Path(t2x.tasks.__file__).parents[1]
@@ -77,10 +77,21 @@ def test_names_that_never_existed_cannot_be_imported():
     exec('from t2x.tasks import NoTask')
 
 
-@pytest.mark.parametrize('name', HOOKS)
-def test_a_task_that_overrides_a_former_hook_is_refused(name):
+@pytest.mark.parametrize(
+  ('name', 'base'), [(name, base) for name, (bases, _) in HOOKS.items() for base in bases]
+)
+def test_a_task_that_overrides_a_former_hook_is_refused(name, base):
+  [task] = [cls for cls in tasks() if cls.__name__ == base]
+  assert not hasattr(task, name)
   with pytest.raises(UserError, match=rf'Mine.{name} would not be called: override'):
-    type('Mine', (MaskedLM,), {name: lambda self: None})
+    type('Mine', (task,), {name: lambda self: None})
+  with pytest.raises(UserError, match=rf'Mine.{name} would not be read: override'):
+    type('Mine', (task,), {name: 'length'})
+
+
+@pytest.mark.parametrize('name', HOOKS)
+def test_other_tasks_may_use_the_name_of_a_former_hook(name):
+  assert hasattr(type('Mine', (Task,), {name: None}), name)
 
 
 def test_a_task_that_learns_from_a_teacher_defines_its_predictions():
