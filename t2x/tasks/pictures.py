@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -98,6 +98,19 @@ class AttentionMaps(Evaluator):
     return np.stack([row[name] for row in rows])
 
 
+@runtime_checkable
+class Normalised(Protocol):
+  """Interface of tasks over images or videos that are normalised.
+
+  Attributes:
+    mean: subtracted from the pixels, a number or a number per channel.
+    std: divisor of the centred pixels.
+  """
+
+  mean: ArrayLike
+  std: ArrayLike
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifiedImages(TaskEvaluator):
   """Draws images, or the frames of videos side by side, with a green border if the predicted class is right, else
@@ -117,8 +130,9 @@ class ClassifiedImages(TaskEvaluator):
   names: ClassVar[str] = '@ImageClassification and @VideoClassification'
 
   def fits(self, task):
-    """Returns whether a task classifies images or videos."""
-    return super().fits(task) and {*task.inputs.values()} <= {'image', 'video'}
+    """Returns whether a task classifies normalised images or videos."""
+    is_visual = {*task.inputs.values()} <= {'image', 'video'}
+    return super().fits(task) and is_visual and isinstance(task, Normalised)
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the picture, and a sample for each image in its order."""

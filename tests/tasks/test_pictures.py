@@ -31,7 +31,14 @@ from t2x.models import (
   Stack,
   VisionTransformer,
 )
-from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification, Translation
+from t2x.tasks import (
+  AttentionMaps,
+  CausalLM,
+  Classification,
+  ClassifiedImages,
+  ImageClassification,
+  Translation,
+)
 from t2x.tasks.inspection import Inspection
 
 HEADS, LAYERS = 2, 3
@@ -220,3 +227,17 @@ def test_settings_without_effect_are_refused(settings, is_text, told):
 def test_classified_images_need_their_task():
   with pytest.raises(UserError, match='evaluates @ImageClassification'):
     ClassifiedImages().check(text_task(), language_model())
+
+
+def test_classified_images_need_the_statistics_of_the_pixels():
+  """They undo the normalisation, so that other tasks over images are refused before training."""
+
+  class Sketches(Classification):
+    inputs = {'image': 'image'}
+
+    def spec(self, batch_size):
+      return super().spec(batch_size)
+
+  sketches = Sketches(source=TextFiles(train='none'), num_classes=3)
+  with pytest.raises(UserError, match=r'evaluates @ImageClassification and .*, not @Sketches'):
+    ClassifiedImages().check(sketches, vision_model())
