@@ -74,8 +74,10 @@ class Tokens:
 
   @property
   def row_segments(self) -> Any:
-    """The segments as an array: ones if the tokens are one segment."""
-    return jnp.ones_like(self.positions) if self.segments is None else self.segments
+    """The segments as an int32 array: ones if the tokens are one segment."""
+    if self.segments is None:
+      return jnp.ones_like(self.positions, jnp.int32)
+    return jnp.asarray(self.segments, jnp.int32)
 
   @property
   def present(self) -> Any:

@@ -210,8 +210,7 @@ class _Windowed(BiasModule):
   ) -> tuple[Array, Sums | None]:
     """See `PositionBias`."""
     tokens = call.tokens
-    segments = jnp.asarray(1 if tokens.segments is None else tokens.segments, jnp.int32)
-    segments = jnp.broadcast_to(segments, k.shape[:2])
+    segments = jnp.broadcast_to(tokens.row_segments, k.shape[:2])
     own = Sums.of(k, v, segments)
     earlier = running(own)
     if cache is not None:

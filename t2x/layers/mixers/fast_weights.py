@@ -82,13 +82,13 @@ class FastWeights(HeadProjections):
   def __call__(self, x: Hidden, call: Call, cache: LinearState | None = None) -> Result:
     """Reads from the weights that the tokens of the cache and of `x` wrote; padding leaves them unchanged."""
     self.check_call(call)
-    dtype, segments = softmax_dtype(x), call.tokens.segments
+    dtype = softmax_dtype(x)
     q, k, v = (a.astype(dtype) for a in self.project(x))
     features = features_of(self.features, call)
     # Factors of the features of a token cancel.
     q, k = _normalized(features.queries(q)), _normalized(features.keys(k)[0])
     beta = jax.nn.sigmoid(self.beta(x).astype(dtype))
-    segments = jnp.broadcast_to(jnp.asarray(1 if segments is None else segments), x.shape[:2])
+    segments = jnp.broadcast_to(call.tokens.row_segments, x.shape[:2])
     state = self._empty(len(x), dtype) if cache is None else cache.astype(dtype)
     logs = jnp.zeros_like(beta)  # Without decay.
     y, state = gated_delta_rule(q, k, v, logs, beta, segments, state, self.chunk)

@@ -137,8 +137,7 @@ class GatedDeltaNet(HeadProjections):
     beta = jax.nn.sigmoid(self.beta(x).astype(dtype))
     rate, step = (a[...].astype(dtype)[None, None] for a in (self.decay, self.step))
     log_alpha = -jnp.exp(rate) * jax.nn.softplus(self.alpha(x).astype(dtype) + step)
-    segments = jnp.asarray(1 if tokens.segments is None else tokens.segments, jnp.int32)
-    segments = jnp.broadcast_to(segments, x.shape[:2])
+    segments = jnp.broadcast_to(tokens.row_segments, x.shape[:2])
     y, state = gated_delta_rule(q, k, v.astype(dtype), log_alpha, beta, segments, state, self.chunk)
     y = self.norm(y) * jax.nn.silu(self.gate(x).astype(dtype))
     if cache is not None:

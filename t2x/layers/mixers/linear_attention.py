@@ -89,8 +89,7 @@ class LinearAttention(HeadProjections):
     y, cache = visible_sums(q, k, v, call, self.chunk, scale, cache)
     if scale is not None:
       # Numerators and denominators have a common factor, with which denominators can be below EPSILON.
-      total, segments = jax.lax.stop_gradient(y[..., -1:]), call.tokens.segments
-      is_token = True if segments is None else (segments != 0)[..., None, None]
+      total, is_token = jax.lax.stop_gradient(y[..., -1:]), call.tokens.present[..., None, None]
       # A token sees itself: its denominator is positive unless the products of features underflow.
       y = y / jnp.where(total > TINY, total, jnp.where(is_token, jnp.nan, 1))
     y = y[..., :-1] / jnp.maximum(y[..., -1:], EPSILON)
@@ -128,8 +127,7 @@ def visible_sums(
     sums = exact_einsum('bjhd,bjhe->bhde', k, v)
     return exact_einsum('bihd,bhde->bihe', q, sums), None
   length = q.shape[1]
-  segments = jnp.asarray(1 if segments is None else segments, jnp.int32)
-  inputs = Inputs(q, k, v, jnp.broadcast_to(segments, q.shape[:2]), scale)
+  inputs = Inputs(q, k, v, jnp.broadcast_to(call.tokens.row_segments, q.shape[:2]), scale)
   empty = LinearState.empty(len(q), q.shape[2], q.shape[3], v.shape[3], q.dtype)
   start = empty if state is None else state.astype(q.dtype)
   decay: Decay = constant if scale is None else relative_to_maximum

@@ -147,8 +147,7 @@ class Mamba2(nnx.Module):
     rate, bias, skip = (
       a[...].astype(dtype)[None, None] for a in (self.decay, self.step_bias, self.skip)
     )
-    segments = jnp.asarray(1 if tokens.segments is None else tokens.segments, jnp.int32)
-    segments = jnp.broadcast_to(segments, x.shape[:2])
+    segments = jnp.broadcast_to(tokens.row_segments, x.shape[:2])
     step = jax.nn.softplus(self.step(x).astype(dtype) + bias)
     step = jnp.where((segments != 0)[..., None], step, 0)
     length, size = x.shape[1], min(self.chunk, x.shape[1])
