@@ -13,18 +13,14 @@ from t2x.base.errors import UserError
 from t2x.base.ranges import Epsilon, Size
 from t2x.layers.attention.head_projections import Hidden, check_patterns
 from t2x.layers.attention.kernels.base import softmax_dtype
+from t2x.layers.attention.projections import output_projection
 from t2x.layers.constraints import constrain
 from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, xavier_uniform, zeros
 from t2x.layers.interfaces import Call, Result, SourceSequence, Sublayer
 from t2x.layers.mixers.convolutions import RecentTokens, apply_with_recent, causal_taps
-from t2x.layers.mixers.gated_delta import (
-  DeltaCache,
-  decay_rates,
-  step_sizes,
-  uniform_taps,
-)
+from t2x.layers.mixers.gated_delta import DeltaCache, decay_rates, step_sizes, uniform_taps
 from t2x.layers.mixers.recurrence import Inputs, LinearState, decayed, recurrence
 from t2x.layers.parameters import Initializer, Linear, param
 from t2x.layers.patterns.algebra import Causal
@@ -88,12 +84,8 @@ class Mamba2(nnx.Module):
         f'Mamba2.num_groups = {num_groups} does not divide Mamba2.num_heads = {num_heads}'
       )
     self.num_heads, self.head_dim, self.state_dim = num_heads, head_dim, state_dim
-    self.num_groups, self.kernel_size, self.epsilon, self.chunk = (
-      num_groups,
-      kernel_size,
-      epsilon,
-      chunk,
-    )
+    self.num_groups, self.kernel_size = num_groups, kernel_size
+    self.epsilon, self.chunk = epsilon, chunk
     heads, states = (num_heads, head_dim), (num_groups, state_dim)
     head_axes, state_axes = ('heads', 'head_dim'), ('groups', 'states')
     linear = functools.partial(Linear, (d_model,), init=kernel_init, use_bias=use_bias, rngs=rngs)
@@ -112,14 +104,7 @@ class Mamba2(nnx.Module):
     self.step_bias = vector(step_sizes, (num_heads,), ('heads',))
     self.skip = vector(ones(), (num_heads,), ('heads',))
     self.scale = vector(ones(), heads, head_axes)
-    self.out = Linear(
-      heads,
-      (d_model,),
-      (*head_axes, 'embed'),
-      init=out_init or kernel_init,
-      use_bias=use_bias,
-      rngs=rngs,
-    )
+    self.out = output_projection(heads, d_model, out_init or kernel_init, use_bias, rngs)
 
   def init_cache(
     self,
