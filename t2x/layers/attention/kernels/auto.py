@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.base.ranges import Size
 from t2x.base.step import target
-from t2x.layers.attention.kernels.base import AttentionInputs, Kernel
+from t2x.layers.attention.kernels.base import AttentionInputs, Kernel, no_gpu
 from t2x.layers.attention.kernels.blockwise import Blockwise
 from t2x.layers.attention.kernels.dense import Dense
 from t2x.layers.attention.kernels.pallas_mha import PallasMHA
@@ -42,17 +42,13 @@ class Auto(Kernel):
 
   def choose(self, inputs: AttentionInputs) -> tuple[Kernel, str]:
     """Returns the kernel and the reason for the choice, from shapes, dtypes and static fields only."""
-    cudnn = XLA('cudnn')
-    size = f'{inputs.q_len} x {inputs.k_len} scores'
-    is_gpu = target() == 'gpu'
-    refusal = (
-      cudnn.supports(inputs)
-      if is_gpu
-      else f'cuDNN needs an NVIDIA GPU, but the backend is {target()}'
-    )
+    size, pallas = f'{inputs.q_len} x {inputs.k_len} scores', list[Kernel]()
+    refusal = no_gpu('cuDNN')
     if refusal is None:
-      return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
-    pallas = [PallasMHA()] if is_gpu else []
+      cudnn, pallas = XLA('cudnn'), [PallasMHA()]
+      refusal = cudnn.supports(inputs)
+      if refusal is None:
+        return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
     if inputs.q_len * inputs.k_len <= self._limit(inputs, pallas):
       return Dense(), f'{size} are few; {refusal}'
     splash = [Splash()] if target() == 'tpu' else []

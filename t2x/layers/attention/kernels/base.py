@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.base.errors import UserError
 from t2x.base.hyperparameters import Tunable
-from t2x.base.step import is_plain
+from t2x.base.step import is_plain, target
 from t2x.layers.arrays import Leaf
 from t2x.layers.constraints import constrain
 from t2x.layers.patterns.algebra import Full, Pattern, mark_names, query_key_views
@@ -267,6 +267,12 @@ def _check_heads(inputs: AttentionInputs) -> None:
 def no_forward_mode(name: str) -> str | None:
   """Returns the reason why a kernel that has only gradients is not used with `plain_operations`, or None."""
   return f'{name} has no forward-mode derivatives (plain_operations)' if is_plain() else None
+
+
+def no_gpu(name: str) -> str | None:
+  """Returns the reason why the kernel `name` for NVIDIA GPUs does not support the program, or None."""
+  is_gpu = target() == 'gpu'
+  return None if is_gpu else f'{name} needs an NVIDIA GPU, but the backend is {target()}'
 
 
 def not_tiled(inputs: AttentionInputs) -> str | None:

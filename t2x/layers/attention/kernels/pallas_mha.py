@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
 from t2x.base.ranges import Size
-from t2x.base.step import target
 from t2x.layers.attention.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
   no_forward_mode,
+  no_gpu,
   not_tiled,
 )
 from t2x.layers.constraints import num_parts
@@ -91,8 +91,8 @@ class PallasMHA(Kernel):
   def _device_limit(self, scores: DotProduct) -> str | None:
     if self.interpret:
       return None
-    if target() != 'gpu':
-      return f'PallasMHA needs an NVIDIA GPU, but the backend is {target()}'
+    if (reason := no_gpu('PallasMHA')) is not None:
+      return reason
     if scores.q.dtype not in (jnp.bfloat16, jnp.float16):
       return f'PallasMHA is used with bfloat16 and float16, not {scores.q.dtype}'
     if any(num_parts(axis) > 1 for axis in _AXES):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.base.step import target
 from t2x.layers.attention.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -17,6 +16,7 @@ from t2x.layers.attention.kernels.base import (
   Kernel,
   attention_mask,
   no_forward_mode,
+  no_gpu,
   not_tiled,
   zero_masked_queries,
 )
@@ -80,9 +80,7 @@ class XLA(Kernel):
 
 def _cudnn_limit(scores: DotProduct, inputs: AttentionInputs) -> str | None:
   q = scores.q
-  if target() != 'gpu':
-    return f'cuDNN needs an NVIDIA GPU, but the backend is {target()}'
-  if (reason := no_forward_mode('cuDNN')) is not None:
+  if (reason := no_gpu('cuDNN') or no_forward_mode('cuDNN')) is not None:
     return reason
   if num_parts('length') > 1:
     return 'cuDNN does not support rows that are split over devices'
