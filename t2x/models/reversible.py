@@ -64,7 +64,6 @@ class ReversibleStream:
     dtype: dtype of the inputs of sublayers and of the output.
   """
 
-  # Any: tree functions also put other objects than arrays into the fields.
   first: Leaf
   second: Leaf
   merge: Merge

@@ -51,7 +51,6 @@ class Stream:
     extras: arrays that parts pass from layer to layer, by name; see `ExtrasSublayer`.
   """
 
-  # Any: tree functions also put other objects than arrays into the fields.
   x: Leaf
   extras: Mapping[str, Any]
 

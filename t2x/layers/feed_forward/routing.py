@@ -45,7 +45,6 @@ class Routing:
     aux: auxiliary losses and metrics of the router.
   """
 
-  # Any: tree functions also put other objects than arrays into the fields.
   expert: Leaf  # Int[Array, 'batch length choices']
   weight: Leaf  # Float[Array, 'batch length choices']
   aux: Aux = NO_AUX
