@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from t2x.base.external_files import Bool, Fields, Float, Only
+from t2x.base.external_files import Bool, Field, Fields, Float, Only
 from t2x.interop.families.dense import (
   GATED,
   LLAMA_TEMPLATE,
@@ -60,26 +60,43 @@ def _rules(mixture: str, projections: Sequence[str]) -> Iterator[Rule]:
     yield Rule(f'{layer}.experts.{{}}.{name}.weight', (parameter,), LINEAR)
 
 
+# Fields of both families.
+DECLARED: Mapping[str, Field] = {
+  'router_aux_loss_coef': Float(0.001, 0.0),
+  'sliding_window': Only(None),
+}
+
+
 def _mixture(
-  model_type: str, name: str, defaults: Mapping[str, Any], template: str, **more: Any
+  model_type: str,
+  name: str,
+  defaults: Mapping[str, Any],
+  *,
+  declared: Mapping[str, Field],
+  no_effect: Sequence[str] = (),
+  **more: Any,
 ) -> Family:
   """Returns the family with the defaults that differ from those of 32 layers."""
-  fields = {**SIZE_32, 'head_dim': None, **defaults}
-  settings: Any = {'derive': _derive, 'restore': _restore, **more}
-  settings['declared'] |= {'router_aux_loss_coef': Float(0.001, 0.0)}
-  settings['no_effect'] = ('output_router_logits', *more.get('no_effect', ()))
-  return language_model(model_type, name, fields, template=template, **settings)
+  return language_model(
+    model_type,
+    name,
+    {**SIZE_32, 'head_dim': None, **defaults},
+    declared={**DECLARED, **declared},
+    derive=_derive,
+    restore=_restore,
+    no_effect=('output_router_logits', *no_effect),
+    **more,
+  )
 
 
 MIXTRAL = _mixture(
   'mixtral',
   'Mixtral',
   {'intermediate_size': 14336, 'num_key_value_heads': 8, 'rms_norm_eps': 1e-5, 'vocab_size': 32000},
-  TEMPLATE.replace('{norm_topk_prob}', 'True'),
+  template=TEMPLATE.replace('{norm_topk_prob}', 'True'),
   declared={
     **sizes(num_experts_per_tok=2, num_local_experts=8),
     **only(0.0, 'router_jitter_noise'),
-    'sliding_window': Only(None),
   },
   rope=Rope(base_default=1e6),
   rules=tuple(_rules('block_sparse_moe', ('w1', 'w3', 'w2'))),
@@ -96,14 +113,13 @@ QWEN3_MOE = _mixture(
     'num_key_value_heads': 4,
     'vocab_size': 151936,
   },
-  TEMPLATE.replace('{intermediate_size}', '{moe_intermediate_size}') + QK_NORM,
+  template=TEMPLATE.replace('{intermediate_size}', '{moe_intermediate_size}') + QK_NORM,
   declared={
     **sizes(moe_intermediate_size=768, num_experts_per_tok=8, num_local_experts=128),
     **only([], 'mlp_only_layers'),
     **only(1, 'decoder_sparse_step'),
     **only(False, 'use_sliding_window'),
     'norm_topk_prob': Bool(False),
-    'sliding_window': Only(None),
   },
   aliases={'num_experts': 'num_local_experts'},
   no_effect=('intermediate_size', 'max_window_layers'),
