@@ -1,7 +1,13 @@
 """Command R of Cohere: attention and MLP in parallel after one norm without bias, and scaled logits."""
 
 from t2x.base.external_files import Bool, Only
-from t2x.interop.families.dense import HEADS, NAMES, SIZE_32, language_model, llama_rules, qk_norms
+from t2x.interop.families.dense import (
+  HEADS,
+  LAYER_NORM_NAMES,
+  language_model,
+  llama_rules,
+  qk_norms,
+)
 from t2x.interop.family import positive
 from t2x.interop.rope import Rope
 from t2x.interop.template import ATTENTION_BIAS, DECODER, PARALLEL_LAYERS
@@ -22,10 +28,9 @@ COHERE = language_model(
   'cohere',
   'Cohere',
   {
-    **{
-      name: v for name, v in SIZE_32.items() if name not in ('rms_norm_eps', 'tie_word_embeddings')
-    },
     'attention_bias': False,
+    'attention_dropout': 0.0,
+    'hidden_act': 'silu',
     'hidden_size': 8192,
     'intermediate_size': 22528,
     'layer_norm_eps': 1e-5,
@@ -39,7 +44,7 @@ COHERE = language_model(
   + ATTENTION_BIAS
   + HEADS
   + SETTINGS,
-  names={name: field for name, field in NAMES.items() if name != 'layer_norm_eps'},
+  names=LAYER_NORM_NAMES,
   rope=Rope(base_default=500000.0),
   choices={'use_qk_norm': {True: QK_NORM, False: ''}},
   declared={

@@ -46,6 +46,8 @@ NAMES: Mapping[str, Any] = {
   'hidden_dropout': 'resid_pdrop',
   'layer_norm_eps': 'rms_norm_eps',
 }
+# Of families with `LayerNorm`.
+LAYER_NORM_NAMES = {**NAMES, 'layer_norm_eps': 'layer_norm_eps'}
 ABSENT: Mapping[str, Any] = {
   'attention_bias': False,
   'embd_pdrop': 0.0,
@@ -442,7 +444,7 @@ PHI = language_model(
   )
   + HEADS
   + 'LMHead.use_bias = True\n',
-  names={name: field for name, field in NAMES.items() if name != 'layer_norm_eps'},
+  names=LAYER_NORM_NAMES,
   rope=Rope(fraction='partial_rotary_factor', default=0.5),
   declared={'qk_layernorm': Only(False), 'tie_word_embeddings': Only(False)},
   rules=tuple(
