@@ -95,8 +95,8 @@ def every(interval: int) -> Callable[[Fields, int], bool]:
   return lambda fields, layer: (layer + 1) % interval != 0
 
 
-def derive_kinds(fields: Fields, is_local: Callable[[Fields, int], bool]) -> dict[str, Any]:
-  """Returns the repeated blocks, and whether any of them has a window.
+def layer_kinds(fields: Fields, is_local: Callable[[Fields, int], bool]) -> list[str]:
+  """Returns the name in `KINDS` of each layer.
 
   Args:
     fields: the fields; `layer_types` may be absent or None.
@@ -108,6 +108,12 @@ def derive_kinds(fields: Fields, is_local: Callable[[Fields, int], bool]) -> dic
     kinds = ['sliding_attention' if one else 'full_attention' for one in local]
   if len(kinds) != count:
     raise fields.refused('layer_types', kinds, f'a list of num_hidden_layers = {count} names')
+  return kinds
+
+
+def derive_kinds(fields: Fields, is_local: Callable[[Fields, int], bool]) -> dict[str, Any]:
+  """Returns the repeated blocks, and whether any of them has a window; arguments as of `layer_kinds`."""
+  kinds = layer_kinds(fields, is_local)
   has_local = 'sliding_attention' in kinds
   if has_local and (fields['sliding_window'] is None or not fields.get('use_sliding_window', True)):
     raise fields.refused('layer_types', kinds, 'full_attention only, because no window is in use')

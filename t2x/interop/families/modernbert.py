@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.base.external_files import Bool, Choice, Fields, Int, Only
-from t2x.interop.families.dense import KINDS, LAYER_TYPES, LOCAL, restore_kinds
+from t2x.interop.families.dense import KINDS, LAYER_TYPES, LOCAL, layer_kinds, restore_kinds
 from t2x.interop.family import (
   CLASSES,
   Family,
@@ -84,13 +84,10 @@ TiedHead.use_bias = False
 
 def _derive(fields: Fields) -> dict[str, Any]:
   """Returns the blocks, the size of the window, the values of the rotary positions, and the number of classes."""
-  count, kinds = fields['num_hidden_layers'], fields['layer_types']
-  if kinds is None:
-    every = fields['global_attn_every_n_layers']
-    kinds = ['sliding_attention' if layer % every else 'full_attention' for layer in range(count)]
-  if len(kinds) != count or kinds[0] != 'full_attention':
-    wanted = f'a list of num_hidden_layers = {count} names, full_attention first'
-    raise fields.refused('layer_types', kinds, wanted)
+  interval = fields['global_attn_every_n_layers']
+  kinds = layer_kinds(fields, lambda _, layer: layer % interval != 0)
+  if kinds[0] != 'full_attention':
+    raise fields.refused('layer_types', kinds, 'a list of names, full_attention first')
   blocks = [FIRST, *(KINDS[kind] for kind in kinds[1:])]
   return (
     num_classes(fields)
