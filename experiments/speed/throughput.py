@@ -4,7 +4,7 @@ python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments
 python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
 
 Prints one JSON object: tokens (or examples) per second, milliseconds per step, model FLOPs per second and their share
-of the peak of the devices (MFU; see t2x/train/logs/speed.py for the convention and the peaks), seconds to trace and
+of the peak of the devices (MFU; see t2x/train/logs/flops.py for the convention and the peaks), seconds to trace and
 lower the train step and to compile it, size of the compiled program, and peak memory of a device. The loss should
 decrease, because every step uses the same batch.
 """
