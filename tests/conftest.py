@@ -149,7 +149,8 @@ def pytest_collection_finish():
   gc.set_threshold(100_000, 20, 50)
 
 
-MEMORY = {'limit': 3 * 2**30}
+MAX_RESIDENT = 3 * 2**30
+resident = {'limit': MAX_RESIDENT}
 
 
 def resident_bytes():
@@ -159,16 +160,18 @@ def resident_bytes():
 
 @pytest.fixture(scope='module', autouse=True)
 def few_programs():
-  """Compiled programs do not fill the process: each has memory maps, of which Linux allows 65,530, and the
-  process ends with a segmentation fault when they are used up. To drop them takes four seconds, and their loss more.
-  Three workers share the memory of the machine: above 3 GiB, they are dropped again after each further GiB.
+  """Drops compiled programs after a module, if they have too many memory maps or too much memory.
+
+  Linux allows a process 65,530 maps; one more ends it with a segmentation fault. Three workers share the memory of the
+  machine. The allocator may keep memory of dropped programs, so the limit is then 1 GiB above what is left. Dropping
+  takes four seconds, and compiling again takes more.
   """
   yield
   maps = len(Path('/proc/self/maps').read_bytes().splitlines())
-  if maps > 30_000 or resident_bytes() > MEMORY['limit']:
+  if maps > 30_000 or resident_bytes() > resident['limit']:
     jax.clear_caches()
     gc.collect()
-    MEMORY['limit'] = max(3 * 2**30, resident_bytes() + 2**30)
+    resident['limit'] = max(MAX_RESIDENT, resident_bytes() + 2**30)
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,11 @@ from eight_devices import split
 from flax import nnx
 from loss_terms import assert_close, gradient
 from t2x.data import Bytes
-from t2x.samples import BabelDates
+from t2x.domains.retrieval import Contrastive, Tower, TwoTower
 from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding
 from t2x.models import Block, Encoder, Stack
-from t2x.domains.retrieval import Tower, TwoTower
 from t2x.parallel import Mesh
-from t2x.domains.retrieval import Contrastive
+from t2x.samples import BabelDates
 
 part = functools.partial
 block = part(Block, mixer=part(MultiHeadAttention, num_heads=2, use_bias=False), feed_forward=part(MLP, hidden_dim=16))

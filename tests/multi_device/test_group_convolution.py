@@ -37,8 +37,9 @@ for group_size, stride, size, sides, axis in [
     return [np.asarray(one) for one in jax.jit(run)(x, kernel)]
 
   expected = everything(None)
-  meshes = ({'tensor': 2}, {'context': 2}, {'data': 1, 'fsdp': 2, 'tensor': 4})
-  for sizes in ({}, *meshes, {'data': 2, 'fsdp': 2, 'expert': 2}):
+  for sizes in (
+    {}, {'tensor': 2}, {'context': 2}, {'data': 1, 'fsdp': 2, 'tensor': 4}, {'data': 2, 'fsdp': 2, 'expert': 2}
+  ):
     mesh = Mesh(**sizes)
     found = everything(Activations.of(mesh.build(), mesh))
     name = f'{len(sides)} sides, groups of {group_size}, stride {stride}, {sizes}'
