@@ -106,10 +106,10 @@ def _call_misfit(own: Callable[..., Any], required: Callable[..., Any]) -> str |
     bound = bind(*by_position, **dict.fromkeys(by_name))
   except TypeError as error:
     return f'{call}: {error}'
-  # An argument may have another name, except this one, instead of which older interfaces had fields of it.
+  # Arguments may have other names, but not `call`: earlier interfaces had one of its fields in its place.
   for name, value in bound.arguments.items():
     if value == _CALL and name.lstrip('_') not in (_CALL, ''):
-      return f"{call}: its argument '{name}' must be '{_CALL}'"
+      return f"{call}: its argument '{name}' must be named '{_CALL}'"
   returned, expected = (_return_kind(method) for method in (own, required))
   if returned and expected and returned != expected:
     return f'returns {returned}, not {expected}'

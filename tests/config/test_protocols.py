@@ -110,9 +110,13 @@ def read(tmp_path, monkeypatch):
     (
       'MultiHeadAttention.values',
       'OlderValues',
-      r"OlderValues.__call__ cannot be called as \(v, call\): its argument 'extras' must be 'call'",
+      r"OlderValues.__call__ cannot be called as \(v, call\): its argument 'extras' must be named 'call'",
     ),
-    ('Stages.merge', 'OlderMerge', r"called as \(x, call\): its argument 'tokens' must be 'call'"),
+    (
+      'Stages.merge',
+      'OlderMerge',
+      r"called as \(x, call\): its argument 'tokens' must be named 'call'",
+    ),
     ('Block.mixer', 'OlderMixer', r'called as \(batch, num_slots, dtype, source\): too many pos'),
     ('MixtureOfExperts.router', 'OlderRouter', 'OlderRouter has no is_causal and num_choices'),
     ('Block.wiring', 'OlderWiring', 'OlderWiring has no ends'),
