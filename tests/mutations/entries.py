@@ -540,7 +540,7 @@ MUTATIONS = (
   ),
   Mutation(
     'models-accuracy-ties',
-    'return jnp.all(exceeds(picked, logits) | (index == labels[..., None]), axis=-1)',
+    'return jnp.all((picked[..., None] > logits) | (index == labels[..., None]), axis=-1)',
     'return jnp.all((picked[..., None] >= logits) | (index == labels[..., None]), axis=-1)',
     'tests/tasks/test_losses.py',
   ),
