@@ -295,10 +295,13 @@ def multipliers(table: Table, metric: str, baseline: str) -> list[Multipliers]:
   """Returns the multipliers of a table with sizes, for each way to count its compute; [] without sizes or compute.
 
   Args:
-    table: a table without failed runs; the metric is a loss.
+    table: a table without failed runs; the metric is a loss. A run with items counts once, with their mean.
     metric: name of the loss.
     baseline: name of the baseline.
   """
+  if len(table.sizes) < 2:
+    return []
+  table = table.by_run(metric)
   numbers = table.numbers
   counts: dict[str, np.ndarray] = {}
   if 'flops' in numbers:
@@ -313,7 +316,7 @@ def multipliers(table: Table, metric: str, baseline: str) -> list[Multipliers]:
   return [
     _of_count(table, metric, baseline, name, compute)
     for name, compute in counts.items()
-    if len(np.unique(compute)) > 1 and len(table.sizes) > 1
+    if len(np.unique(compute)) > 1
   ]
 
 

@@ -75,8 +75,21 @@ class Table:
   numbers: Mapping[str, np.ndarray]
   lines: np.ndarray
 
+  def run_keys(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns variant, size and seed of each row [rows, 3], and one integer for the three, in their order [rows]."""
+    keys = np.stack([self.variants, self.at, self.seeds], 1)
+    return keys, np.ravel_multi_index(tuple(keys.T), tuple(keys.max(0) + 1))
+
+  def by_run(self, metric: str) -> 'Table':
+    """Returns a table with one row per run, the mean of a metric over its items; the table itself without items."""
+    if self.items is None:
+      return self
+    _, first, run = np.unique(self.run_keys()[1], return_index=True, return_inverse=True)
+    means = np.bincount(run, self.metrics[metric]) / np.bincount(run)
+    return dataclasses.replace(self.only(first), items=None, metrics={metric: means})
+
   def only(self, mask: np.ndarray) -> 'Table':
-    """Returns the rows for which the mask is True."""
+    """Returns some of the rows, by a mask [rows] or by their indices in the new order."""
     arrays = {
       'variants': self.variants[mask],
       'at': self.at[mask],

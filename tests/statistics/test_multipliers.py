@@ -1,5 +1,6 @@
 """Multipliers of compute: exact laws, scipy's curve_fit for noisy ones, and coverage of the intervals."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -149,3 +150,20 @@ def test_parameters_are_counted_with_and_without_embeddings(tmp_path):
   first, second = multipliers(table, 'loss', 'a')
   assert (first.count, second.count) == ('6 N D with all parameters', '6 N D without embeddings')
   assert first.rows[0].compute > second.rows[0].compute
+
+
+def test_a_run_with_items_counts_once(tmp_path):
+  """The items differ more than the runs; their mean is the loss of the run."""
+  runs = losses(0.002)
+  spread = np.array([-0.2, -0.1, 0.0, 0.3])
+  rows = np.repeat(np.arange(len(runs)), len(spread))
+  lines = ['variant,size,seed,flops,item,loss']
+  for index, item in zip(rows, np.tile(np.arange(len(spread)), len(runs)), strict=True):
+    cells = COMPUTE[index], index % 4, COMPUTE[index], item, runs[index] + spread[item]
+    lines.append(','.join(['ab'[VARIANTS[index]], *map(str, map(float, cells))]))
+  (tmp_path / 'items.csv').write_text('\n'.join(lines))
+  (of_items,) = multipliers(read_table(tmp_path / 'items.csv', Columns()), 'loss', 'a')
+  (of_runs,) = multipliers(write(tmp_path / 'runs.csv', runs), 'loss', 'a')
+  for own, other in zip(of_items.rows, of_runs.rows, strict=True):
+    sides = [dataclasses.astuple(row.of_compute) for row in (own, other)]
+    np.testing.assert_allclose(*sides, rtol=1e-6)
