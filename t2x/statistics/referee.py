@@ -19,6 +19,8 @@ SEEDS = 5
 FEWEST_RUNS = 2
 # Effects of the table of power, in standard deviations of a run.
 EFFECTS = (1.0, 2.0, 3.0)
+# The runs (variant, size, seed) [runs, 3], their means [runs], and the items and scores of each; [] without items.
+_Runs = tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,8 @@ def judge(
     )
   metric = columns.metrics[0]
   finished, lost = without_failed(table, metric, failed)
-  samples, unit = _samples(finished, metric, lost, bool(columns.seed))
+  runs = _runs(finished, metric)
+  samples, unit = _samples(finished, runs, lost, bool(columns.seed))
   _check_sizes(table, samples, baseline)
   planned = [cell for cell in samples if cell[1] != baseline]
   if not planned:
@@ -165,16 +168,22 @@ def judge(
     noise=None
     if unit == 'item'
     else _pooled([np.array([*s.values.values()]) for s in samples.values() if s.values]),
-    signals=[_signal(table, name) for name in columns.metrics],
+    signals=[
+      _signal(metric, runs),
+      *(
+        _signal(name, _runs(without_failed(table, name, 'drop')[0], name))
+        for name in columns.metrics[1:]
+      ),
+    ],
     uncorrected=_uncorrected(table, columns, failed, unit),
   )
 
 
 def _samples(
-  table: Table, metric: str, lost: np.ndarray, has_seeds: bool
+  table: Table, results: _Runs, lost: np.ndarray, has_seeds: bool
 ) -> tuple[dict[tuple[str, str], Sample], str]:
   """Returns the results by (size, variant), and what is paired."""
-  runs, values, examples = _runs(table, metric)
+  runs, values, examples = results
   counts: dict[tuple[str, str], int] = {}
   for variant, at, _ in lost:
     cell = table.sizes[at], table.names[variant]
@@ -214,12 +223,8 @@ def _first(table: Table, cell: tuple[str, str]) -> int:
   return int(np.argmax(match))
 
 
-def _runs(
-  table: Table, metric: str
-) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-  """Returns the runs (variant, size, seed) [runs, 3], their means [runs], and the items and scores of each, if any."""
-  keys = np.stack([table.variants, table.at, table.seeds], 1)
-  flat = np.ravel_multi_index(tuple(keys.T), tuple(keys.max(0) + 1))
+def _runs(table: Table, metric: str) -> _Runs:
+  keys, flat = table.run_keys()
   order = np.lexsort([np.zeros_like(flat) if table.items is None else table.items, flat])
   _, starts = np.unique(flat[order], return_index=True)
   scores = table.metrics[metric][order]
@@ -280,10 +285,9 @@ def _pooled(groups: Sequence[np.ndarray]) -> float | None:
   return math.sqrt(squares / freedom) if freedom else None
 
 
-def _signal(table: Table, metric: str) -> SignalToNoise:
+def _signal(metric: str, results: _Runs) -> SignalToNoise:
   """Measures the signal and the noise of a metric at the last size, over the runs that finished."""
-  finished, _ = without_failed(table, metric, 'drop')
-  runs, values, _ = _runs(finished, metric)
+  runs, values, _ = results
   last = runs[:, 1] == runs[:, 1].max()
   groups = [values[last & (runs[:, 0] == variant)] for variant in np.unique(runs[last, 0])]
   noise = _pooled(groups) or 0.0

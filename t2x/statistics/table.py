@@ -334,23 +334,17 @@ def _numbered(variants: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 def _checked(table: Table, columns: Columns) -> Table:
   """Keeps the last step of each run; raises UserError for a cell that is in the table twice."""
-  keys = np.stack([table.variants, table.at, table.seeds])
+  _, flat = table.run_keys()
   if table.items is not None:
-    keys = np.concatenate([keys, table.items[None]])
-  flat = np.ravel_multi_index(tuple(keys), tuple(keys.max(1) + 1))
-  if 'step' in table.numbers and columns.seed:
-    order = np.lexsort([table.numbers['step'], flat])
-    last = np.append(flat[order][1:] != flat[order][:-1], True)
-    same = np.append(np.diff(table.numbers['step'][order]) == 0, False) & ~last
-    if not same.any():
-      return table.only(np.sort(order[last]))
-    pair = order[np.argmax(same) : np.argmax(same) + 2]
-  else:
-    order = np.argsort(flat, kind='stable')
-    same = np.diff(flat[order]) == 0
-    if not same.any():
-      return table
-    pair = order[np.argmax(same) : np.argmax(same) + 2]
+    flat = np.ravel_multi_index((flat, table.items), (flat.max() + 1, table.items.max() + 1))
+  has_steps = 'step' in table.numbers and columns.seed
+  order = np.lexsort([table.numbers['step'], flat] if has_steps else [flat])
+  # Whether a row and the next one belong to the same cell, and whether they also have the same step.
+  again = np.diff(flat[order]) == 0
+  same = again & (np.diff(table.numbers['step'][order]) == 0) if has_steps else again
+  if not same.any():
+    return table.only(np.sort(order[np.append(~again, True)])) if has_steps else table
+  pair = order[np.argmax(same) : np.argmax(same) + 2]
   first, second = sorted(int(line) for line in table.lines[pair])
   what = f"variant '{table.names[table.variants[pair[0]]]}'"
   if table.sizes[table.at[pair[0]]]:
@@ -382,8 +376,7 @@ def without_failed(table: Table, metric: str, failed: Failed) -> tuple[Table, np
       f'{table.where}, row {row}: {metric} is not a finite number: did the run fail? --failed worst counts such runs '
       'as failures of their variant, --failed drop ignores them'
     )
-  keys = np.stack([table.variants, table.at, table.seeds], 1)
+  keys, flat = table.run_keys()
   runs = np.unique(keys[lost], axis=0)
-  flat = np.ravel_multi_index(tuple(keys.T), tuple(keys.max(0) + 1))
   keep = ~np.isin(flat, flat[lost])
   return table.only(keep), runs if failed == 'worst' else runs[:0]

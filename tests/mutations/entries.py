@@ -336,8 +336,8 @@ MUTATIONS = (
   ),
   Mutation(
     'statistics-last-step',
-    'last = np.append(flat[order][1:] != flat[order][:-1], True)',
-    'last = np.append(True, flat[order][1:] != flat[order][:-1])',
+    'order[np.append(~again, True)]',
+    'order[np.append(True, ~again)]',
     'tests/statistics/test_table.py',
   ),
   Mutation(
