@@ -269,13 +269,12 @@ def _row(
   if comparison is None or len(seeds) < FEWEST_RUNS:
     return row
   values = np.array([[side.values[seed] for seed in seeds] for side in (baseline, sample)])
-  deviation = float(np.std(values[1] - values[0], ddof=1))
+  test = paired(values)
+  deviation = float(test.deviation[0])
   if not deviation:
     return row
-  p = float(paired(values).p[0])
-  return dataclasses.replace(
-    row, p_plain=p, gain=float(values.var(axis=1, ddof=1).sum()) / deviation**2
-  )
+  unpaired = float(values.var(axis=1, ddof=1).sum())
+  return dataclasses.replace(row, p_plain=float(test.p[0]), gain=unpaired / deviation**2)
 
 
 def _pooled(groups: Sequence[np.ndarray]) -> float | None:
