@@ -366,6 +366,9 @@ def without_failed(table: Table, metric: str, failed: Failed) -> tuple[Table, np
 
   Returns:
     The other rows, and the failed runs as (variant, size, seed) [runs, 3]; with 'drop' there are none.
+
+  Raises:
+    UserError: a run failed and `failed` is 'refuse', or all runs failed.
   """
   lost = np.isnan(table.metrics[metric])
   if not lost.any():
@@ -376,6 +379,8 @@ def without_failed(table: Table, metric: str, failed: Failed) -> tuple[Table, np
       f'{table.where}, row {row}: {metric} is not a finite number: did the run fail? --failed worst counts such runs '
       'as failures of their variant, --failed drop ignores them'
     )
+  if lost.all():
+    raise UserError(f'{table.where} has no run whose {metric} is a finite number: nothing to compare')
   keys, flat = table.run_keys()
   runs = np.unique(keys[lost], axis=0)
   keep = ~np.isin(flat, flat[lost])

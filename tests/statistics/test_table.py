@@ -99,3 +99,10 @@ def test_failed_runs_are_refused_dropped_or_counted(tmp_path):
   for failed, count in (('drop', 0), ('worst', 1)):
     finished, lost = without_failed(table, 'loss', failed)
     assert (len(finished.lines), len(lost)) == (4, count)
+
+
+@pytest.mark.parametrize('failed', ['drop', 'worst'])
+def test_a_table_whose_runs_all_failed_is_refused(tmp_path, failed):
+  table = read_table(csv_file(tmp_path, [('a', 0, 'nan'), ('b', 0, '')]), Columns())
+  with pytest.raises(UserError, match='no run whose loss is a finite number'):
+    without_failed(table, 'loss', failed)
