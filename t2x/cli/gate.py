@@ -5,7 +5,7 @@ from pathlib import Path
 
 from t2x.base.errors import UserError
 from t2x.cli.options import count, positive, refuse
-from t2x.statistics.command import add_columns, goal_of, read
+from t2x.statistics.command import DEFAULT_METRIC, add_columns, goal_of, read
 
 HELP = 'confirm a chosen variant with fresh seeds: exit code 0 only if it helps'
 TAKES_BINDINGS = False
@@ -69,7 +69,7 @@ def _choose(args: argparse.Namespace) -> int:
     raise UserError('--choose needs --baseline NAME')
   if args.tuned is not None:
     check_grid(args.tuned)
-  metric = (args.metric or ['loss'])[0]
+  metric = (args.metric or (DEFAULT_METRIC,))[0]
   goal = goal_of(metric, args.goal)
   choice = choose(
     args.ledger, args.choose, args.baseline, metric, goal, margin=args.margin, seeds=args.seeds

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HELP = 'judge a table of results of any framework: verdicts, noise floor, seeds needed'
 TAKES_BINDINGS = False
-_DEFAULT_METRIC = 'loss'
+DEFAULT_METRIC = 'loss'
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
     '--metric',
     action='append',
     metavar='NAME',
-    help='metric; the first has the verdicts (default: loss)',
+    help=f'metric; the first has the verdicts (default: {DEFAULT_METRIC})',
   )
   for name, text in {
     'size': 'size or horizon: variants are compared at each',
@@ -119,7 +119,7 @@ def read(args: argparse.Namespace) -> 'tuple[Table, Columns, dict[str, Any]]':
   columns = Columns(
     variant=args.variant or ('variant',),
     seed=None if args.seed == 'none' else args.seed or 'seed',
-    metrics=args.metric or (_DEFAULT_METRIC,),
+    metrics=args.metric or (DEFAULT_METRIC,),
     others={name: value for name in OPTIONAL if (value := getattr(args, name)) is not None},
   )
   return read_table(path, columns, args.only), columns, {}

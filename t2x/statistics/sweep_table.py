@@ -9,7 +9,7 @@ from typing import Any
 from t2x.base.errors import UserError
 from t2x.base.external_files import csv_rows, read_text
 from t2x.base.json_files import read_json
-from t2x.statistics.table import Columns, Start, Table, table_of
+from t2x.statistics.table import OPTIONAL, Columns, Start, Table, table_of
 
 
 def read_sweep(folder: Path, args: argparse.Namespace) -> tuple[Table, Columns, dict[str, Any]]:
@@ -25,18 +25,7 @@ def read_sweep(folder: Path, args: argparse.Namespace) -> tuple[Table, Columns, 
   Raises:
     UserError: the folder has no report, or an option has no effect.
   """
-  for name in (
-    'variant',
-    'seed',
-    'size',
-    'item',
-    'step',
-    'parameters',
-    'embeddings',
-    'tokens',
-    'flops',
-    'seconds',
-  ):
+  for name in ('variant', 'seed', *OPTIONAL):
     if getattr(args, name) is not None:
       raise UserError(
         f'--{name} has no effect on a sweep folder, whose columns are known: remove it'

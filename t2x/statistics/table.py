@@ -380,7 +380,9 @@ def without_failed(table: Table, metric: str, failed: Failed) -> tuple[Table, np
       'as failures of their variant, --failed drop ignores them'
     )
   if lost.all():
-    raise UserError(f'{table.where} has no run whose {metric} is a finite number: nothing to compare')
+    raise UserError(
+      f'{table.where} has no run whose {metric} is a finite number: nothing to compare'
+    )
   keys, flat = table.run_keys()
   runs = np.unique(keys[lost], axis=0)
   keep = ~np.isin(flat, flat[lost])
