@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from t2x.base.arguments import in_range
 from t2x.base.errors import UserError, printable
 from t2x.base.files import check_new_folder, check_output_file, output_file
 from t2x.base.ranges import Range
-from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
+from t2x.cli.options import GIN, add_files, count, natural, refuse_bindings
 
 if TYPE_CHECKING:
   import numpy as np

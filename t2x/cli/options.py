@@ -1,11 +1,11 @@
 """Options of several commands."""
 
 import argparse
-import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from t2x.base.arguments import in_range
 from t2x.base.errors import UserError
 from t2x.base.ranges import Count, Finite, Fraction, Natural, Positive, ScoreScale, Seed
 from t2x.base.suggestions import similar_folders
@@ -19,23 +19,6 @@ Any config value can be set on the command line; it overrides the files:
 Exit codes: 0 success, 1 failure, 2 invalid usage or config, 75 interrupted; run the same command to resume.
 Compiled programs are cached in ~/.cache/t2x/compiled; T2X_COMPILE_CACHE=off disables the cache.
 """
-
-
-def in_range(hint: object) -> Callable[[str], Any]:
-  """Returns an argparse type for numbers of a type in `t2x.base.ranges`."""
-  kind, limits = typing.get_args(hint)
-
-  def parse(text: str) -> Any:
-    try:
-      value = kind(text)
-    except ValueError:
-      what = 'a number' if kind is float else 'an integer'
-      raise argparse.ArgumentTypeError(f'must be {what}, got {text!r}') from None
-    if not limits.holds(value):
-      raise argparse.ArgumentTypeError(f'{limits}, got {text}')
-    return value
-
-  return parse
 
 
 count, natural, seed = in_range(Count), in_range(Natural), in_range(Seed)

@@ -6,9 +6,10 @@ import os
 import sys
 from typing import Annotated
 
+from t2x.base.arguments import in_range
 from t2x.base.errors import UserError
 from t2x.base.ranges import Range
-from t2x.cli.options import add_devices, add_files, add_json, in_range, positive
+from t2x.cli.options import add_devices, add_files, add_json, positive
 
 HELP = 'print the memory, collectives, time and cost of a run on any devices, without running it'
 TAKES_BINDINGS = True

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t2x.base.arguments import in_range
 from t2x.base.errors import UserError
+from t2x.base.ranges import Positive
 
 if TYPE_CHECKING:
   from t2x.statistics.table import Columns, Table
@@ -35,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--margin',
-    type=_positive,
+    type=in_range(Positive),
     metavar='X',
     help="largest negligible difference; needed for the verdict 'same'",
   )
@@ -89,16 +91,6 @@ def add_columns(parser: argparse.ArgumentParser) -> None:
     help='runs whose metric is missing or not finite: refused, failures of their variant, or ignored (default: refuse, '
     'and worst for a sweep)',
   )
-
-
-def _positive(text: str) -> float:
-  try:
-    value = float(text)
-  except ValueError:
-    value = 0.0
-  if not 0 < value < float('inf'):
-    raise argparse.ArgumentTypeError(f'must be a positive number, got {text!r}')
-  return value
 
 
 def read(args: argparse.Namespace) -> 'tuple[Table, Columns, dict[str, Any]]':
