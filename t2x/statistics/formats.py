@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 
 from t2x.statistics.comparisons import MAX_SEEDS
-from t2x.statistics.summaries import Summary
+from t2x.statistics.summaries import Goal, Summary
 
 
 def decimals(summaries: Iterable[Summary]) -> int:
@@ -16,6 +16,16 @@ def decimals(summaries: Iterable[Summary]) -> int:
   if not (scale := stds or means):
     return 3
   return max(0, min(7, 1 - math.floor(math.log10(statistics.median(scale)))))
+
+
+def better(goal: Goal) -> str:
+  """Returns 'lower is better' or 'higher is better'."""
+  return f'{"lower" if goal == "min" else "higher"} is better'
+
+
+def confidence(level: float) -> str:
+  """Formats the confidence of the intervals of tests at a level: '95 %'."""
+  return f'{100 * (1 - level):.3g} %'
 
 
 def number(value: float | None, form: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.base.html_page import html_page
 from t2x.base.text_table import fold, text_table
 from t2x.statistics.comparisons import MAX_SEEDS, Comparison
-from t2x.statistics.formats import decimals, more_seeds, number, probability
+from t2x.statistics.formats import better, confidence, decimals, more_seeds, number, probability
 from t2x.statistics.multipliers import Multipliers
 from t2x.statistics.referee import EFFECTS, SEEDS, Row, Ruling, SignalToNoise, test_name
 from t2x.statistics.summaries import Summary
@@ -29,7 +29,14 @@ def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int =
   """
   digits = _digits(ruling)
   signed = f'+.{digits}f'
-  header = ['variant', 'verdict', 'difference', f'{_confidence(ruling)} interval', 'p', 'plain p']
+  header = [
+    'variant',
+    'verdict',
+    'difference',
+    f'{confidence(ruling.level)} interval',
+    'p',
+    'plain p',
+  ]
   rows = [[*header, f'{ruling.unit}s']]
   prefix = _prefix([row.variant for row in ruling.rows])
   for row in ruling.rows:
@@ -40,14 +47,13 @@ def ruling_text(ruling: Ruling, multipliers: Sequence[Multipliers], width: int =
       cells.append(probability(row.p_plain))
       count = f'{c.pairs} + {more_seeds(c.more_seeds)}' if c.more_seeds else str(c.pairs)
     rows.append([_label(row).removeprefix(prefix), row.verdict, *cells, count])
-  better = 'lower' if ruling.goal == 'min' else 'higher'
   means = [
     f'{row.summary.mean:.{digits}f}'
     for row in ruling.rows
     if row.comparison is None and row.summary.n
   ]
   against = f'{ruling.baseline} ({"mean" if len(means) == 1 else "means"} {", ".join(means)})'
-  lines = fold(f'{ruling.metric} ({better} is better), against {against}', width)
+  lines = fold(f'{ruling.metric} ({better(ruling.goal)}), against {against}', width)
   lines += [text_table(rows, '<<>>>>>', width), '']
   notes = [f'{_label(row)}: {c.note}' for row, c in ruling.compared if c.note]
   notes += [f'Names without {prefix}'] if prefix else []
@@ -127,10 +133,6 @@ def _label(row: Row) -> str:
   return f'{row.variant}, {row.size}' if row.size else row.variant
 
 
-def _confidence(ruling: Ruling) -> str:
-  return f'{100 * (1 - ruling.level):.3g} %'
-
-
 def ruling_data(ruling: Ruling, multipliers: Sequence[Multipliers]) -> dict[str, Any]:
   """Returns a ruling as printed by `t2x referee --json`; referee.schema.json describes it."""
   return {
@@ -187,7 +189,7 @@ def ruling_page(ruling: Ruling, multipliers: Sequence[Multipliers]) -> str:
   """Returns an HTML page with a ruling."""
   data = ruling_data(ruling, multipliers) | {
     'digits': _digits(ruling),
-    'confidence': _confidence(ruling),
+    'confidence': confidence(ruling.level),
     'most_seeds': MAX_SEEDS,
     'sentences': _sentences(ruling),
     'multiplier_lines': [line for item in multipliers for line in item.lines()],

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from t2x.base.drawing import COLORS, DASHES, drawn
+from t2x.statistics.formats import better
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.summary import better, label
+from t2x.sweeps.report.summary import label
 from t2x.sweeps.report.tuning import tuning_data
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _forest(axes: 'Axes', results: Results, rows: Sequence[Row]) -> None:
   axes.set_ylim(0.4, len(rows) + 0.6)
   axes.grid(visible=False, axis='y')
   axes.set_xlabel(
-    f'difference in {results.plan.metric} from {results.plan.baseline} ({better(results.plan)}), '
+    f'difference in {results.plan.metric} from {results.plan.baseline} ({better(results.plan.goal)}), '
     f'{results.level.confidence} intervals'
   )
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from t2x.base.errors import UserError
 from t2x.base.files import MARK
 from t2x.base.suggestions import did_you_mean
+from t2x.statistics.formats import better
 from t2x.sweeps.report.markdown import decimals, method
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.summary import better, caution, label, matched
+from t2x.sweeps.report.summary import caution, label, matched
 
 _ESCAPES = {
   '\\': r'\textbackslash{}',
@@ -46,7 +47,7 @@ def latex(
   if caption is None:
     plan = results.plan
     baseline = labels.get(plan.baseline, _escaped(plan.baseline))
-    caption = f'Differences in {_escaped(plan.metric)} from {baseline} ({better(plan)}).'
+    caption = f'Differences in {_escaped(plan.metric)} from {baseline} ({better(plan.goal)}).'
   name = re.sub(r'[^0-9A-Za-z]+', '-', results.plan.name).strip('-')
   lines = [
     f'% {MARK}. Needs \\usepackage{{booktabs}}.',

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from t2x.base.json_files import dataclass_from_json, read_json, write_json
+from t2x.statistics import formats
 from t2x.statistics.spending import spent_level
 from t2x.statistics.summaries import ALPHA
 from t2x.sweeps.records import Plan, Trial
@@ -105,7 +106,7 @@ class Level:
   @property
   def confidence(self) -> str:
     """Confidence of the intervals: '95 %'."""
-    return f'{100 * (1 - self.alpha):.3g} %'
+    return formats.confidence(self.alpha)
 
   def text(self, plan: Plan) -> str:
     """Describes a corrected or exploratory look; '' for the only look."""

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Sequence
 
-from t2x.sweeps.records import Plan
+from t2x.statistics.formats import better
 from t2x.sweeps.report.results import Entry, Results, Row
 from t2x.sweeps.report.sources import accepted_trials
 from t2x.train.logs.flops import CONVENTION
@@ -134,12 +134,7 @@ def caution(results: Results) -> str:
 
 def _baseline(results: Results) -> str:
   plan = results.plan
-  return f'the baseline {plan.baseline} by {plan.metric} ({better(plan)})'
-
-
-def better(plan: Plan) -> str:
-  """Returns 'lower is better' or 'higher is better'."""
-  return f'{"lower" if plan.goal == "min" else "higher"} is better'
+  return f'the baseline {plan.baseline} by {plan.metric} ({better(plan.goal)})'
 
 
 def matched(results: Results) -> str:
