@@ -1,4 +1,5 @@
-// Cells, columns and tables of variants and their verdicts. `data` has goal, digits, confidence and most_seeds.
+// Cells, columns, tables and figures of variants and their verdicts. `data` has metric, goal, margin, digits, confidence
+// and most_seeds.
 // What is paired: seeds, unless the data names another unit.
 const unit = `${data.unit || 'seed'}s`;
 const lower = data.goal === 'min';
@@ -93,6 +94,19 @@ const verdictColumns = [
 const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive or withheld; diamonds: the baseline.';
 const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
 
+const verdictsCaption = `Differences in ${data.metric} (${better}), variant \u2212 baseline, means over paired ${unit}, with simultaneous ${data.confidence} confidence intervals. Click on a header to sort.`;
+const marginText = data.margin === null ? '' : ` Shaded: differences within the margin of ${data.margin}, which count as none.`;
+/** The caption of `drawDifferences`; `order` says how its rows are ordered. */
+const differencesCaption = (order = '') => `Differences in ${data.metric} with simultaneous ${data.confidence} confidence intervals${order}.${marginText} Arrows: the interval continues. ${symbols}`;
+
+/** Draws the differences of rows from the baseline, which is left out. */
+function drawDifferences(figure, rows) {
+  drawForest(figure, rows.filter((row) => !isBaseline(row)), {
+    goal: data.goal, margin: data.margin, confidence: data.confidence, axisName: `difference in ${data.metric} (variant \u2212 baseline)`, lines,
+  });
+}
+
+/** Lines of the tooltip of a row. */
 function lines(row) {
   const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} ${unit}`];
   if (isNumber(row.difference)) {

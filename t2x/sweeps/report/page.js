@@ -11,12 +11,11 @@ function fillHeader() {
 }
 
 function fillTexts() {
-  const margin = data.margin === null ? '' : ` Shaded: differences within the margin of ${data.margin}, which count as none.`;
   const texts = {
     method: data.method,
     details: data.details,
-    'verdicts-caption': `Differences in ${data.metric} (${better}), variant \u2212 baseline, means over paired seeds, with simultaneous ${data.confidence} confidence intervals. Click on a header to sort.`,
-    'forest-caption': `Differences in ${data.metric} with simultaneous ${data.confidence} confidence intervals, in the order of the table.${margin} Arrows: the interval continues. ${symbols}`,
+    'verdicts-caption': verdictsCaption,
+    'forest-caption': differencesCaption(', in the order of the table'),
     'scatter-caption': `Mean ${data.metric} and median cost over the finished seeds, without intervals (the table of verdicts has them). Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}, on which no other variant is at least as good at no higher cost. ${symbols}`,
     'costs-method': [data.costs_method, data.load].filter(Boolean).join(' '),
     matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}.${data.matched ? ' Deviation: from the baseline, relative.' : ''}`,

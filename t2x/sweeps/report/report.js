@@ -4,9 +4,7 @@ const shown = new Map(); // Row index -> colour slot.
 const started = new Set(data.curves.runs.map((run) => run.row));
 
 function forest() {
-  drawForest(byId('forest'), sorted.filter((row) => !isBaseline(row)), {
-    goal: data.goal, margin: data.margin, confidence: data.confidence, axisName: `difference in ${data.metric} (variant \u2212 baseline)`, lines,
-  });
+  drawDifferences(byId('forest'), sorted);
 }
 
 function ranks() {
