@@ -101,7 +101,7 @@ Text = Annotated[str, NonEmpty]
 
 
 def make_tuples(settings: object, *names: str) -> None:
-  """Makes sequences of a frozen dataclass tuples, so that equal settings compare and hash equal.
+  """Converts fields of a frozen dataclass to tuples, so that equal settings compare and hash equal.
 
   Args:
     settings: the dataclass, in its `__post_init__`: configs give lists.

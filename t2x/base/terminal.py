@@ -84,7 +84,7 @@ class _Stream(io.TextIOBase):
 
   @property
   def buffer(self) -> Any:
-    """The stream of bytes below, for those who write bytes."""
+    """The underlying binary stream."""
     return self.stream.buffer
 
   def reconfigure(self, **settings: Any) -> None:

@@ -23,7 +23,8 @@ class Sample:
     values: metric of each seed that finished.
     diverged: number of seeds that diverged or did not learn.
     examples: values of each evaluated example by seed, [examples]; {} if they are not recorded.
-    unit: 'seed', or 'block' of seeds that share a tuned value, whose means are the values.
+    unit: what the values are of: a 'seed', a 'run' without seeds, an 'item' of a single run, or a 'block' of seeds that
+      share a tuned value, whose means are the values.
   """
 
   values: Mapping[int, float]

@@ -178,7 +178,10 @@ def confirm(path: Path, choice: Choice, table: Table, columns: Columns) -> Compa
     UserError: with exit code `REFUSED`, if a seed is missing, or the choice was already judged on other results.
   """
   if len(table.sizes) > 1:
-    raise UserError(f'{table.where} has several sizes: a confirmation has one', REFUSED)
+    raise UserError(
+      f'{table.where} has {len(table.sizes)} sizes, but a confirmation has one: pass the runs of one size',
+      REFUSED,
+    )
   fresh = table.only(_is_fresh(table, choice))
   results = _results(fresh, choice)
   for side in (choice.variant, choice.baseline):
@@ -232,7 +235,8 @@ def check_grid(text: str) -> None:
     )
   if chosen in (grid[0], grid[-1]):
     raise UserError(
-      f'--tuned {text}: the chosen value is at the edge of its grid: a better one may lie outside: extend it first',
+      f'--tuned {text}: the chosen value is at the edge of its grid, and a better one may lie beyond it: '
+      'extend the grid first',
       REFUSED,
     )
 

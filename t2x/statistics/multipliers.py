@@ -232,7 +232,7 @@ class Multiplier:
     at: 'largest' or 'predicted'.
     compute: the compute.
     of_compute: Sc.
-    of_time: Sw; None without seconds too.
+    of_time: Sw; also None without the column of seconds.
   """
 
   variant: str
@@ -269,7 +269,11 @@ class Multipliers:
         f'{row.variant} at {row.compute:.2g} ({row.at}): Sc = {_text(row.of_compute)}{time}.'
       )
     for variant, crossing in self.crossings.items():
-      lines.append(f'{variant}: its law crosses that of the baseline at {_text(crossing)}.')
+      lines.append(
+        f'{variant}: its law crosses that of the baseline at {_text(crossing)}.'
+        if crossing
+        else f'{variant}: no single crossing with the law of the baseline is determined near the sizes.'
+      )
     return lines
 
   def data(self) -> dict[str, Any]:
@@ -389,7 +393,8 @@ def _speed(
 
 
 def _crossing(laws: Laws, variant: int, base: int, compute: np.ndarray) -> Estimate | None:
-  """Returns the compute at which two laws cross; None if they do not cross near the sizes, or nobody knows where."""
+  """Returns the compute at which two laws cross; None if they do not cross exactly once near the sizes, or the
+  place is undetermined."""
   ends = np.log([compute.min() / _REACH, compute.max() * _REACH]) - laws.center
 
   def log_crossing(vector: np.ndarray) -> np.ndarray:

@@ -211,7 +211,7 @@ def _samples(
       name = ' at size '.join(filter(None, [f"'{cell[1]}'", cell[0]]))
       raise UserError(
         f'{table.where}, row {row}: variant {name} has a single run, which gives no estimate of the noise: add '
-        f'seeds ({SEEDS} are recommended), or leave it out with --only'
+        f'seeds ({SEEDS} are recommended), or select the other variants with --only'
       )
     samples[cell] = sample
   return samples, 'item' if by_item else 'seed' if has_seeds else 'run'
@@ -250,7 +250,8 @@ def _check_sizes(table: Table, samples: Collection[tuple[str, str]], baseline: s
   for size, variant in samples:
     if (size, baseline) not in samples:
       raise UserError(
-        f"{table.where}: variant '{variant}' has size '{size}', but the baseline '{baseline}' has not"
+        f"{table.where}: variant '{variant}' has size '{size}', but the baseline '{baseline}' has not: add its runs "
+        'at this size'
       )
 
 

@@ -1,4 +1,4 @@
-"""Summaries of the seeds of a variant, agreement of the seeds, Pareto fronts. Requires the extra `report`."""
+"""Summaries of the seeds of a variant, agreement of the seeds, Pareto fronts."""
 
 import collections
 import dataclasses

@@ -214,7 +214,7 @@ class _Reader:
     self.arrays: dict[str, array.array] = {}
 
   def start(self, names: Sequence[str], by_name: bool) -> list[Any]:
-    """Returns the indices (or names) of the used columns; raises UserError if one is missing or there twice."""
+    """Returns the indices (or names) of the used columns; raises UserError if one is missing or duplicated."""
     chosen = self.columns.others
     for name in [*self.required, *chosen.values()]:
       if name not in names:
@@ -224,7 +224,7 @@ class _Reader:
           f"{self.where} has no column '{name}'{hint} ({option} NAME chooses another)"
         )
       if list(names).count(name) > 1:
-        raise UserError(f"{self.where} has two columns '{name}'")
+        raise UserError(f"{self.where} has two columns '{name}': rename one of them")
     self.others = {
       name: chosen.get(name, name) for name in OPTIONAL if name in chosen or name in names
     }
