@@ -73,10 +73,8 @@ def output_specs(
   name: str, equation: JaxprEqn, inputs: Sequence[Array], sizes: Sizes
 ) -> tuple[list[Spec], tuple[str, ...]]:
   """Returns the spec of each output, and the mesh axes over which its parts are summed."""
-  params, shapes = (
-    equation.params,
-    [tuple(cast(ShapedArray, v.aval).shape) for v in equation.outvars],
-  )
+  params = equation.params
+  shapes = [tuple(cast(ShapedArray, v.aval).shape) for v in equation.outvars]
   if name == 'dot_general':
     spec, summed = dot_spec(inputs[0].spec, inputs[1].spec, params['dimension_numbers'])
     return [spec], summed
