@@ -1,11 +1,9 @@
 """Intervals and p-values contain the noise of the evaluated examples."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from experiments.statistics import examples as simulation
 from t2x.statistics.comparisons import Sample, compare
 from t2x.statistics.example_noise import ExampleNoise, variance
 
@@ -36,15 +34,6 @@ def test_of_deterministic_models_it_is_the_variance_of_discordant_pairs():
   assert variance(np.stack([d] * 3)) == pytest.approx((b + c - (b - c) ** 2 / n) / n / (n - 1))
 
 
-@pytest.fixture(scope='module')
-def simulation():
-  path = Path(__file__).parents[2] / 'experiments' / 'statistics' / 'examples.py'
-  spec = importlib.util.spec_from_file_location('simulated_examples', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 @pytest.mark.parametrize(
   ('seeds', 'comparisons'),
   [
@@ -53,9 +42,7 @@ def simulation():
     (5, 7),
   ],
 )
-def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(
-  simulation, seeds, comparisons
-):
+def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(seeds, comparisons):
   """5 % and two standard errors of 80 sweeps."""
   without, with_examples = simulation.wrong_verdicts(seeds, 200, comparisons, 1.5, 80)
   assert with_examples <= 0.1
@@ -63,7 +50,7 @@ def test_variants_that_differ_by_the_sample_of_examples_get_no_verdict(
     assert without > 0.15
 
 
-def test_examples_never_narrow_an_interval(simulation):
+def test_examples_never_narrow_an_interval():
   rng = np.random.default_rng(0)
   for spread in (0.0, 0.3, 3.0):
     base = rng.normal(1.4, 1.5, 300)

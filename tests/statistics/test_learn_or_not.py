@@ -1,13 +1,12 @@
 """The guard against runs that learn or do not: its probability by enumeration, its error rates by simulation."""
 
-import importlib.util
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.statistics import noise
 from t2x.statistics.comparisons import Sample, compare
 from t2x.statistics.learn_or_not import (
   SPREAD,
@@ -17,17 +16,6 @@ from t2x.statistics.learn_or_not import (
   seeds_without_guard,
   smallest_differences,
 )
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope='module')
-def noise():
-  path = ROOT / 'experiments' / 'statistics' / 'noise.py'
-  spec = importlib.util.spec_from_file_location('noise', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def enumerated(seeds, comparisons, rate):
@@ -75,7 +63,7 @@ def test_four_seeds_may_have_six_variants_with_larger_ranges():
   np.testing.assert_allclose(smallest_differences(differences, 1, 0.05), expected)
 
 
-def test_simulated_verdicts_match_reports(noise):
+def test_simulated_verdicts_match_reports():
   generator = np.random.default_rng(11)
   differ = 0
   for values in noise.learns(0.5)(generator, (40, 5, 3)):
@@ -104,7 +92,7 @@ def test_the_permutation_test_is_that_of_scipy():
   assert exchange_p(np.ones(5), np.ones(20)) == 1.0
 
 
-def test_simulated_verdicts_with_more_seeds_of_the_baseline_match_reports(noise):
+def test_simulated_verdicts_with_more_seeds_of_the_baseline_match_reports():
   generator = np.random.default_rng(12)
   differ = 0
   values = noise.learns(0.4)(generator, (60, 9, 20))
@@ -121,7 +109,7 @@ def test_simulated_verdicts_with_more_seeds_of_the_baseline_match_reports(noise)
   assert differ > 1, 'neither pairs nor the permutation test confirm some'
 
 
-def test_more_seeds_of_the_baseline_have_few_wrong_verdicts_if_runs_learn_or_do_not(noise):
+def test_more_seeds_of_the_baseline_have_few_wrong_verdicts_if_runs_learn_or_do_not():
   """300 sweeps, at most 7.5 %: the tests alone are wrong in about 13 %."""
   found = noise.rates(noise.learns(0.5), 8, 5, 300, baseline_seeds=20)
   check(found['error guard'], 300)
@@ -136,13 +124,13 @@ def check(rate, sweeps, level=0.05):
 
 
 @pytest.mark.parametrize('comparisons', [4, 6, 16])
-def test_three_seeds_that_learn_or_do_not_have_few_wrong_verdicts(noise, comparisons):
+def test_three_seeds_that_learn_or_do_not_have_few_wrong_verdicts(comparisons):
   """500 sweeps, at most 7 %: the tests alone are wrong in 7 to 15 %."""
   found = noise.rates(noise.learns(0.5), comparisons, 3, 500)
   assert found['error guard'] < 0.02 < 0.05 < found['error tests']
 
 
-def test_three_seeds_find_large_differences(noise):
+def test_three_seeds_find_large_differences():
   found = noise.rates(noise.NOISE['normal'], 4, 3, 500)
   assert 0.15 < found['power guard'] <= found['power tests']
 
@@ -151,7 +139,7 @@ def test_three_seeds_find_large_differences(noise):
 @pytest.mark.parametrize(
   'size', [(1, 3), (4, 3), (16, 3), (4, 4), (43, 4), (4, 5), (43, 5), (16, 10)]
 )
-def test_errors_stay_below_five_percent_with_noise_that_was_not_used_to_find_the_rule(noise, size):
+def test_errors_stay_below_five_percent_with_noise_that_was_not_used_to_find_the_rule(size):
   for stream, families in ((3, noise.NOISE), (4, noise.HELD_OUT)):
     for family in families.values():
       check(noise.rates(family, *size, 1000, stream=stream)['error guard'], 1000)
@@ -163,6 +151,6 @@ def test_errors_stay_below_five_percent_with_noise_that_was_not_used_to_find_the
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('rate', [0.5, 0.8])
-def test_errors_stay_below_five_percent_with_a_bound_of_failures(noise, rate):
+def test_errors_stay_below_five_percent_with_a_bound_of_failures(rate):
   for comparisons, seeds in ((4, 3), (6, 5), (16, 3)):
     check(noise.with_bound(rate, comparisons, seeds, 500), 500)

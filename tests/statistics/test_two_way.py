@@ -1,24 +1,11 @@
 """The two-way model: its parts against scipy, and its error rates by simulation."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
+from experiments.statistics import calibrate
 from t2x.statistics import two_way as model
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope='module')
-def calibrate():
-  path = ROOT / 'experiments' / 'statistics' / 'calibrate.py'
-  spec = importlib.util.spec_from_file_location('calibrate', path)
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
 
 
 def test_paired_tests_match_scipy_with_missing_values():
@@ -120,7 +107,7 @@ def test_stepping_down_leaves_out_rejected_comparisons():
   assert again[1] == again[0], 'not smaller than that of a smaller p-value'
 
 
-def check_errors(calibrate, pattern, comparisons, seeds, sweeps, *unbalanced, bound=None):
+def check_errors(pattern, comparisons, seeds, sweeps, *unbalanced, bound=None):
   rates = calibrate.one_setting(pattern, comparisons, seeds, sweeps, *unbalanced)
   bound = bound or 0.05 + 2 * np.sqrt(0.05 * 0.95 / sweeps)
   assert rates['error new'] <= bound
@@ -129,22 +116,22 @@ def check_errors(calibrate, pattern, comparisons, seeds, sweeps, *unbalanced, bo
 
 
 @pytest.mark.parametrize('pattern', ['baseline 10', 'spread over 1 to 100, baseline 1'])
-def test_errors_stay_below_five_percent_with_unequal_variances(calibrate, pattern):
+def test_errors_stay_below_five_percent_with_unequal_variances(pattern):
   """300 sweeps, at most 7.5 %: with pooled variances 15 to 40 % have errors, with limma's 10 to 30 %."""
-  check_errors(calibrate, pattern, 15, 5, 300)
+  check_errors(pattern, 15, 5, 300)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize('comparisons', [4, 15])
 @pytest.mark.parametrize('seeds', [3, 10])
-def test_errors_of_all_patterns_stay_near_five_percent(calibrate, comparisons, seeds):
+def test_errors_of_all_patterns_stay_near_five_percent(comparisons, seeds):
   """8,000 sweeps, whose standard error is 0.25 %. The largest rate is 6.0 %: a false `same`, if the noise of the
   baseline is a hundred times that of 15 variants."""
   for pattern in calibrate.PATTERNS:
-    check_errors(calibrate, pattern, comparisons, seeds, 8000, bound=0.0635)
+    check_errors(pattern, comparisons, seeds, 8000, bound=0.0635)
 
 
-def test_power_is_twice_that_of_paired_tests_with_equal_variances(calibrate):
+def test_power_is_twice_that_of_paired_tests_with_equal_variances():
   rates = calibrate.one_setting('equal', 15, 5, 200)
   assert rates['power new'] > 0.8 and rates['power old'] < 0.45
 
@@ -192,5 +179,5 @@ def test_without_further_seeds_of_the_baseline_nothing_changes():
 
 
 @pytest.mark.parametrize('effect', [0.0, 2.0])
-def test_errors_stay_below_five_percent_with_more_seeds_of_the_baseline(calibrate, effect):
-  check_errors(calibrate, 'spread over 1 to 100, baseline 10', 15, 5, 300, 20, effect)
+def test_errors_stay_below_five_percent_with_more_seeds_of_the_baseline(effect):
+  check_errors('spread over 1 to 100, baseline 10', 15, 5, 300, 20, effect)
