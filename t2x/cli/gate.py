@@ -69,7 +69,9 @@ def _choose(args: argparse.Namespace) -> int:
     raise UserError('--choose needs --baseline NAME')
   if args.tuned is not None:
     check_grid(args.tuned)
-  metric = (args.metric or (DEFAULT_METRIC,))[0]
+  metric, *others = args.metric or (DEFAULT_METRIC,)
+  if others:
+    raise UserError(f'--metric {others[0]} has no effect: a choice has one metric, {metric}')
   goal = goal_of(metric, args.goal)
   choice = choose(
     args.ledger, args.choose, args.baseline, metric, goal, margin=args.margin, seeds=args.seeds

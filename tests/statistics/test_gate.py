@@ -128,3 +128,18 @@ def test_options_without_effect_are_refused(gate, tmp_path, capsys):
   ):
     assert gate(*arguments) == 2
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('option', 'message'),
+  [
+    (('--item', 'i'), 'belongs to the TABLE of a confirmation'),
+    (('--metric', 'loss', '--metric', 'other_loss'), 'a choice has one metric, loss'),
+  ],
+)
+def test_a_choice_with_an_option_without_effect_is_not_recorded(
+  gate, tmp_path, capsys, option, message
+):
+  assert choose(gate, *option) == 2
+  assert message in capsys.readouterr().err
+  assert not (tmp_path / 'ledger.json').exists()
