@@ -405,7 +405,7 @@ class Task(abc.ABC):
     Returns:
       For each prompt `num_return` dicts with text, tokens, log_probs and score.
     """
-    raise UserError(f'{type(self).__name__} does not generate text')
+    raise UserError(f'{type(self).__name__} does not generate text: pass a split to `t2x eval`')
 
 
 def _source_classes(task: 'Task') -> Sequence[str]:

@@ -13,6 +13,7 @@ from loss_terms import TASKS
 
 from t2x.base.errors import UserError
 from t2x.data import Bytes, TextFiles
+from t2x.decode import Greedy
 from t2x.layers import Causal, Full, Prefix, Window
 from t2x.models import Output
 from t2x.samples import BabelDates, Digits
@@ -229,3 +230,14 @@ def test_the_error_of_an_unknown_split_names_the_splits():
   task = ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10)
   with pytest.raises(UserError, match='train'):
     task.rows('nowhere')
+
+
+@pytest.mark.parametrize('name', [n for n, task in TASKS.items() if not task.answers_prompts])
+def test_tasks_without_answers_say_what_to_do(name):
+  with pytest.raises(UserError, match=r'pass a split to `t2x eval`|use (a CausalLM|fill_masks)'):
+    TASKS[name].generate(None, ['a.png'], strategy=Greedy(), max_new_tokens=1)
+
+
+def test_a_folder_of_images_is_not_taken_for_texts():
+  """`t2x generate RUN --input FOLDER` of a task that reads images says that it generates nothing."""
+  assert TASKS['pixel_classes'].prompts == TASKS['image_classification'].prompts == 'files'

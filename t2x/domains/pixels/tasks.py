@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -249,6 +249,7 @@ class PixelClassification(PixelTask):
   loss: ClassLoss | None = None
   distillation: TeacherLoss | None = None
 
+  prompts: ClassVar[Literal['texts', 'files']] = 'files'
   outputs: ClassVar[str] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
   unit: ClassVar[str] = 'examples'
