@@ -139,7 +139,7 @@ class Forecast(Task):
     if not isinstance(model, ForecastModel):
       raise UserError(
         f'{type(self).__name__} needs a model with the attributes horizon and distribution, which '
-        f'@{type(model).__name__} lacks: define them, or use @Forecaster'
+        f'@{type(model).__name__} lacks: define them, or use @{self.head}'
       )
     if model.horizon != self.horizon:
       raise UserError(

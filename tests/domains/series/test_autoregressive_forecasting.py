@@ -1,6 +1,7 @@
 """Forecasts of one value after the other."""
 
 import functools
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +122,12 @@ def test_each_path_has_the_distributions_of_a_forward_pass_over_it(monkeypatch):
   path = own.forecasts(forecaster, batch)[:, 0]
   out = forecaster(batch['series'], batch['calendar'], path)
   np.testing.assert_allclose(out.x[..., 1], path, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_forecasts_is_refused_with_the_model_of_the_task():
+  lacking = types.SimpleNamespace(spec=model().spec, __call__=None)
+  with pytest.raises(UserError, match='lacks: define them, or use @AutoregressiveForecaster'):
+    task().check_model(lacking)
 
 
 def test_other_calendars_lags_and_distributions_are_errors():
