@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from tiny_sources import Listed
+from listed import Listed
 
 from t2x.base.errors import UserError
 from t2x.data import Batches, HeldOut, JsonLines, Part, Source, TextFiles

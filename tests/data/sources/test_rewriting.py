@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from tiny_sources import Listed
+from listed import Listed
 
 from t2x.base.errors import UserError
 from t2x.data import Resized, Source
