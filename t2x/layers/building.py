@@ -110,13 +110,17 @@ def at_position(**fields: Any) -> contextlib.AbstractContextManager[None]:
   return building(position=dataclasses.replace(build_context().position, **fields))
 
 
+def unwrap_partial(build: object) -> Any:
+  """Returns the class or function of a builder, without the settings that are bound to it."""
+  return build.func if isinstance(build, functools.partial) else build
+
+
 def given(build: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
   """Returns a builder of a part with those of the arguments that its constructor takes.
 
   They are no settings of configs: the part that contains it gives them (`t2x.config.signature.BUILDER_ARGUMENTS`).
   """
-  inner = build.func if isinstance(build, functools.partial) else build
-  taken = _parameters(inner) & arguments.keys()
+  taken = _parameters(unwrap_partial(build)) & arguments.keys()
   return functools.partial(build, **{name: arguments[name] for name in taken}) if taken else build
 
 

@@ -1,7 +1,6 @@
 """Encoder and decoder bodies: position encoding, a stack of layers, and norms before and after it."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 from flax import nnx
@@ -27,7 +26,7 @@ from t2x.layers import (
   named_key,
   normal,
 )
-from t2x.layers.building import building
+from t2x.layers.building import building, unwrap_partial
 from t2x.layers.composites import replace_parts
 from t2x.layers.constraints import constrain
 from t2x.layers.parameters import with_defaults
@@ -100,7 +99,7 @@ class Encoder(nnx.Module):
     with building(pattern=pattern):
       self.stack = stack(d_model, rngs=rngs)
     self.output_dim = self.stack.output_dim
-    if _unwrap_partial(final_norm) is final_norm_if_needed and _ends_with_norm(self.stack):
+    if unwrap_partial(final_norm) is final_norm_if_needed and _ends_with_norm(self.stack):
       final_norm = None
     self.final_norm = final_norm and final_norm(self.output_dim, rngs=rngs)
 
@@ -204,10 +203,6 @@ class Decoder(Encoder):
   """
 
   __init__ = with_defaults(Encoder.__init__, pattern=Causal())
-
-
-def _unwrap_partial(factory: object) -> object:
-  return factory.func if isinstance(factory, functools.partial) else factory
 
 
 def _ends_with_norm(stack: LayerStack) -> bool:

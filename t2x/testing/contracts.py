@@ -21,6 +21,7 @@ from t2x.base.errors import UserError
 from t2x.base.step import in_step
 from t2x.layers import Cache, Call, Causal, Ordered, RoPE, Slots, SourceSequence, Tokens
 from t2x.layers.attention.cache import SharedSlots
+from t2x.layers.building import unwrap_partial
 from t2x.layers.constraints import constrain
 from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
 from t2x.testing.subject import (
@@ -386,7 +387,7 @@ def settings_change_something(subject: Subject) -> None:
 def _other_values(build: Callable[..., object]) -> dict[str, tuple[Any, ...]]:
   """Returns values other than its own for each setting of a part that is a number or a switch."""
   bound = build.keywords if isinstance(build, functools.partial) else {}
-  part = build.func if isinstance(build, functools.partial) else build
+  part = unwrap_partial(build)
   function = part.__init__ if inspect.isclass(part) else part
   try:
     hints = typing.get_type_hints(function)

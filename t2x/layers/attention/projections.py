@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.base.errors import UserError
-from t2x.layers.building import given
+from t2x.layers.building import given, unwrap_partial
 from t2x.layers.interfaces import Call, Norm
 from t2x.layers.keys import stacked
 from t2x.layers.norms import LayerNorm, RMSNorm, norm_over
@@ -93,7 +93,7 @@ class Heads:
     Raises:
       UserError: the constructor has the arguments of an older version.
     """
-    cls = part.func if isinstance(part, functools.partial) else part
+    cls = unwrap_partial(part)
     if isinstance(cls, type):
       _check_constructor(cls, 1 + len(arguments))
     return part(self, *arguments, rngs=rngs)
@@ -256,7 +256,7 @@ class HeadNorms:
 
 
 def _is_joint(build: Callable[..., Norm]) -> bool:
-  return (build.func if isinstance(build, functools.partial) else build) is JointNorm
+  return unwrap_partial(build) is JointNorm
 
 
 def normalized(
