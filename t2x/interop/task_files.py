@@ -11,7 +11,7 @@ from t2x.layers import InputKind
 
 @dataclasses.dataclass(frozen=True)
 class TaskFiles:
-  """What a model folder holds for the task of encoder-decoders whose source is no text.
+  """Files and fields of a model folder for the task of encoder-decoders whose source is not text.
 
   Attributes:
     kind: kind of the source.
@@ -27,5 +27,5 @@ class TaskFiles:
 
 
 def task_files() -> list[TaskFiles]:
-  """Returns those of all domains."""
+  """Returns the task files of all domains."""
   return [files for module in domain_modules('interop') for files in module.TASK_FILES]

@@ -260,7 +260,7 @@ def is_part(value: object, name: str) -> bool:
 
 
 def _function(name: str) -> Any:
-  """Returns what t2x.layers exports under a name; None: nothing."""
+  """Returns the object that t2x.layers exports under a name; None: no such name."""
   exported = {entry.name for entry in names_in('t2x.layers')}
   return getattr(layers, name) if name in exported else None
 

@@ -1,4 +1,4 @@
-"""What the parts and initialisers of a model under construction read without an argument."""
+"""Context of the model under construction, which its parts and initialisers read without an argument."""
 
 import contextlib
 import contextvars
@@ -116,9 +116,9 @@ def unwrap_partial(build: object) -> Any:
 
 
 def given(build: Callable[..., Any], **arguments: object) -> Callable[..., Any]:
-  """Returns a builder of a part with those of the arguments that its constructor takes.
+  """Binds the arguments that the constructor of a part accepts, and returns its builder.
 
-  They are no settings of configs: the part that contains it gives them (`t2x.config.signature.BUILDER_ARGUMENTS`).
+  Configs cannot set these arguments; the containing part does (`t2x.config.signature.BUILDER_ARGUMENTS`).
   """
   taken = _parameters(unwrap_partial(build)) & arguments.keys()
   return functools.partial(build, **{name: arguments[name] for name in taken}) if taken else build

@@ -14,8 +14,7 @@ __all__ = ['FromSource']
 def FromSource(d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs) -> Sublayer:
   """Builds a sublayer whose attention reads the source instead of its own tokens; `Block.cross` is built by it.
 
-  Its constructor gets the keyword reads_source = True if it takes it; parts around it pass it on
-  (`given`).
+  Its constructor gets the keyword reads_source = True if it accepts it; parts around it pass it on (`given`).
 
   Args:
     d_model: width of the input and output.
@@ -28,7 +27,7 @@ def FromSource(d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rng
   part = given(sublayer, reads_source=True)(d_model, rngs=rngs)
   if 'source' not in part.reads:
     raise UserError(
-      f'{type(part).__name__} does not attend to a source: use MultiHeadAttention for cross-attention; a part of your '
-      'own takes the keyword reads_source, and gives it to the attention that it builds'
+      f'{type(part).__name__} does not attend to a source: use MultiHeadAttention for cross-attention, or let its '
+      'constructor accept the keyword reads_source and pass it to the attention that it builds'
     )
   return part

@@ -143,7 +143,7 @@ def query_projection(
 
 
 class PerHead(nnx.Module):
-  """A norm with parameters of its own for each head, for queries, keys and values (Command R+, StableLM 2).
+  """A norm with separate parameters for each head, for queries, keys and values (Command R+, StableLM 2).
 
   Args:
     head_dim: features per head.
@@ -151,7 +151,7 @@ class PerHead(nnx.Module):
     normed_heads: logical axis and number of the heads.
 
   Raises:
-    UserError: the norm is not one of heads.
+    UserError: it is not built as a norm of attention heads.
   """
 
   implements = (Norm,)
@@ -216,7 +216,7 @@ class HeadNorms:
     """Returns the norms of the setting `qk_norm` of attention, for `projected`, which the layer projects itself.
 
     Raises:
-      UserError: a norm is for what is not projected.
+      UserError: a norm is for a projection that the layer does not have.
     """
     builders: dict[Projection, Callable[..., Norm]]
     if isinstance(qk_norm, Mapping):
